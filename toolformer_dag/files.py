@@ -61,9 +61,13 @@ LIMIT_WORDS = {
 
 
 def explain_limit_met(error: BaseException) -> str | None:
-    """Return which limit of this process caused an error, with the remedy; None for any other error.
+    """Find the limit of this process that caused an error, if one did.
 
-    For example "there are not enough open files (ulimit -n: 1024); raise that limit".
+    Returns:
+        Which limit it is and what to do, or None for any other error.
+
+    Example:
+        "there are not enough open files (ulimit -n: 1024); raise that limit"
     """
     error_number = _find_error_number(error)
     for limit in LIMITS:
@@ -81,12 +85,19 @@ def _format_limit_value(limit: Limit) -> str:
 
 
 def _find_error_number(error: BaseException) -> int | None:
-    """Return the system's number of an error: its `errno`, or else what its message tells (LIMIT_WORDS)."""
+    """Find the system's number of an error, such as errno.ENOMEM.
+
+    Returns:
+        The `errno` of the error. Without one, the number that belongs to words of its message
+        (LIMIT_WORDS), or None if there are no such words.
+    """
     if isinstance(error, MemoryError):
         return errno.ENOMEM
+
     number: int | None = getattr(error, "errno", None)
     if number is not None:
         return number
+
     message = str(error)
     for words, number_of_words in LIMIT_WORDS.items():
         if words in message:
@@ -101,14 +112,18 @@ AMPLE = 10_000
 
 
 def require_threads() -> None:
-    """Raise UserError where this process cannot start as many threads as a command needs (`ulimit -u`).
+    """Check that this process can start as many threads as a command needs (`ulimit -u`).
 
-    Call it before libraries are imported, some of which hang or abort at the limit. Where the limit is below AMPLE,
-    the threads are really started.
+    Call it before libraries are imported, because some of them hang or abort at the limit.
+
+    Raises:
+        UserError: There are too few threads.
     """
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft_limit == resource.RLIM_INFINITY or soft_limit > AMPLE:
         return
+
+    # The limit is low, so try it out: start the threads.
     count = NEEDED_THREADS + (os.cpu_count() or 1)
     try:
         _start_threads(count)
@@ -117,7 +132,11 @@ def require_threads() -> None:
 
 
 def _start_threads(count: int) -> None:
-    """Start threads that all live until the last is started, then end. Raises RuntimeError where the system refuses."""
+    """Start threads that all stay alive until the last one is started, then let them end.
+
+    Raises:
+        RuntimeError: The system refuses to start one of them.
+    """
     may_end = threading.Event()
     try:
         for _ in range(count):
@@ -157,9 +176,12 @@ class NotPlain(StorageError):
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` to the file `path` atomically: a reader sees the old file or the new one, after a power loss too.
+    """Write a file as a whole: readers see the old content or the new one, even after a power loss.
 
-    Folders are created where they are missing. Raises WriteError, and then leaves no temporary file.
+    Missing folders are created.
+
+    Raises:
+        WriteError: The file cannot be written. No temporary file is left.
     """
     temporary = build_temporary_path(path)
     try:
@@ -183,16 +205,26 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
-    """Write the file that a person named on the command line; replace an existing one only with `force`.
+    """Write the file that a person named on the command line.
 
-    option: such as "--out", for the message. A pipe or a device is written to as it is.
+    A pipe or a device is written to as it is.
 
-    Raises UserError where the file exists and must stay, and WriteError.
+    Args:
+        path: The file.
+        content: Its content.
+        option: Such as "--out". Only used in the error message.
+        force: Replace an existing file.
+
+    Raises:
+        UserError: The file exists, and `force` is not set.
+        WriteError: The file cannot be written.
     """
-    is_pipe_or_device = irregular(path) not in (None, "folder")  # None: a regular file, or nothing
+    # `irregular` returns None for a regular file, and if there is nothing.
+    is_pipe_or_device = irregular(path) not in (None, "folder")
     if is_pipe_or_device:
         _write_to_stream(path, content)
         return
+
     if path.exists() and not force:
         raise UserError(
             f"{option} {path}: there is such a file, and it stays; name another, or replace it with --force"
@@ -224,15 +256,24 @@ def replace_whole(fresh: Path, path: Path) -> None:
 
 
 def replace_folder(folder: Path, fresh: Path) -> None:
-    """Put the finished folder `fresh` in the place of `folder`, which may be missing; both lie on the same disk.
+    """Put a finished folder in the place of another one on the same disk.
 
-    Everything is synced first. `folder` may be missing for a moment, but is never incomplete. Raises OSError.
+    Everything is written to the disk first. For a moment `folder` may be missing, but it is never incomplete.
+
+    Args:
+        folder: The folder to replace, which may be missing.
+        fresh: The finished folder. It is renamed.
+
+    Raises:
+        OSError: The folder cannot be replaced.
     """
     for path in fresh.rglob("*"):
         sync(path)
     sync(fresh)
+
     replaced = folder.with_name(f".{folder.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
+
     if folder.exists():
         folder.rename(replaced)
     fresh.rename(folder)
@@ -256,13 +297,18 @@ SAFE = " ,+=@"
 
 
 def file_name(name: str) -> str:
-    """Turn any name into a readable file name; `decode_file_name` turns it back.
+    """Turn any name into a readable file name.
 
-    What could hide the file or leave its folder is written as %XX: `a/b` becomes `a%2Fb`. Letters of any script stay.
+    Characters that could hide the file or leave its folder are written as %XX. Letters of any script stay
+    as they are. `decode_file_name` does the reverse.
+
+    Example:
+        file_name("a/b")  # "a%2Fb"
     """
     if PLAIN.fullmatch(name):
         return name
     quoted = "".join(_quote_character(char) for char in name)
+    # A leading dot would hide the file.
     if quoted.startswith("."):
         return f"%2E{quoted[1:]}"
     return quoted
@@ -290,9 +336,12 @@ KINDS = {
 
 
 def irregular(path: Path) -> str | None:
-    """Return what a path names in place of a regular file, such as "folder" or "named pipe"; else None.
+    """Return what a path names if it is not a regular file, such as "folder" or "named pipe".
 
-    Ask before opening, because opening a pipe, and some devices, waits for ever.
+    Ask this before opening a file, because opening a pipe, and some devices, waits for ever.
+
+    Returns:
+        The kind in words, or None for a regular file and for a path that names nothing.
     """
     try:
         mode = path.stat().st_mode
@@ -309,9 +358,16 @@ def require_regular(path: Path) -> None:
 
 
 def as_json(owner: str, value: object, sort_keys: bool = False, indent: int | None = 1) -> bytes:
-    """Encode a value as JSON in UTF-8; with the default `indent`, a line per field.
+    """Encode a value as JSON in UTF-8.
 
-    owner: whose value it is, for the message. Raises NotPlain for a value that JSON cannot express.
+    Args:
+        owner: Whose value it is. Only used in the error message.
+        value: The value.
+        sort_keys: Sort the keys of all mappings.
+        indent: As in `json.dumps`. With the default, each field has a line of its own.
+
+    Raises:
+        NotPlain: JSON cannot express the value.
     """
     try:
         return json.dumps(value, indent=indent, ensure_ascii=False, sort_keys=sort_keys).encode()
@@ -324,16 +380,24 @@ SEAL = "seal"
 
 
 def seal_record(owner: str, value: Mapping[str, object]) -> bytes:
-    """Encode a record as JSON, with a hash of its content as the first field; `unseal_record` reads it.
+    """Encode a record as JSON, with a hash of its content as the first field.
 
-    For example `{"rows": 3}` becomes
+    `unseal_record` reads it.
 
-        {
-         "seal": "<hash of the record as JSON>",
-         "rows": 3
-        }
+    Args:
+        owner: Whose record it is. Only used in the error message.
+        value: The fields of the record, at least one.
 
-    value: the record's fields, at least one. owner: whose record it is. Raises NotPlain, which names `owner`.
+    Raises:
+        NotPlain: JSON cannot express the record.
+
+    Example:
+        `{"rows": 3}` becomes
+
+            {
+             "seal": "<hash of the record as JSON>",
+             "rows": 3
+            }
     """
     body = as_json(owner, value)
     without_brace = body[1:]
@@ -341,15 +405,17 @@ def seal_record(owner: str, value: Mapping[str, object]) -> bytes:
 
 
 def unseal_record(content: bytes) -> dict[str, Any]:
-    """Return the record that `seal_record` encoded, without the seal.
+    """Decode a record that `seal_record` has encoded, without the seal.
 
-    Raises ValueError for anything else: a truncated record, a flipped bit, another format.
+    Raises:
+        ValueError: The content is something else, such as a truncated record or one with a flipped bit.
     """
     try:
         record = json.loads(content)
         seal = record.pop(SEAL)
     except (RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is no record: {error!r}") from error
+
     if not _is_intact(content, seal):
         raise ValueError("is damaged: its content is not what was written")
     return dict(record)
@@ -382,9 +448,14 @@ def hash_files_beside(record: Path) -> dict[str, str]:
 
 
 def iter_files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool]]:
-    """Yield each file that a sealed record lists (FILES), and whether it holds what was written.
+    """Check the files that a sealed record lists (in the field FILES), which lie in the same folder.
 
-    again: read every file, also where size and times did not change. A damaged record is yielded alone.
+    Args:
+        record: The file of the record.
+        again: Read every file, even if its size and times have not changed since its hash was computed.
+
+    Yields:
+        Each file, and whether it holds what was written. If the record itself is damaged, only the record.
     """
     try:
         require_regular(record)
@@ -393,6 +464,7 @@ def iter_files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path,
     except (OSError, ValueError, KeyError):
         yield record, False
         return
+
     for name, listed_hash in listed_hashes.items():
         file = record.parent / name
         yield file, _is_whole(file, listed_hash, again=again)
@@ -404,15 +476,20 @@ def list_damaged_beside(record: Path, again: bool = False) -> list[Path]:
 
 
 def _is_whole(file: Path, listed_hash: str | list[Any], *, again: bool) -> bool:
-    """Return whether a file has the hash that a record lists for it; False for a file that cannot be read.
+    """Return whether a file has the hash that a record lists for it.
 
-    - listed_hash: a text is the file's `file_hash`; a list is [size in bytes, `content_hash`].
-    - again: read the file. Else a hash is trusted that was remembered when it had the same size and times.
+    A file that cannot be read is not whole.
+
+    Args:
+        file: The file.
+        listed_hash: Either the `file_hash` as text, or a list of the size in bytes and the `content_hash`.
+        again: Read the file. Otherwise a remembered hash is trusted if size and times are still the same.
     """
     try:
         require_regular(file)
         if isinstance(listed_hash, str):
             return file_hash(file, again) == listed_hash
+
         _size, listed_content_hash = listed_hash
         content_hash_now = stream_hash(file) if again else read_remembered_hashes(file).content
         return bool(content_hash_now == listed_content_hash)
@@ -421,9 +498,15 @@ def _is_whole(file: Path, listed_hash: str | list[Any], *, again: bool) -> bool:
 
 
 def find_changed_unseen(files: Iterable[Path]) -> Path | None:
-    """Read files and return the first whose content differs from its remembered hash; None where all are whole.
+    """Read files, to find the first one whose content does not have its remembered hash any more.
 
-    Call it right before loading, which then takes the files from the system's cache. Raises OSError.
+    Call this right before the files are loaded, because they are then in the system's cache.
+
+    Returns:
+        That file, or None if all files are whole.
+
+    Raises:
+        OSError: A file cannot be read.
     """
     for file in files:
         if stream_hash(file) != read_remembered_hashes(file).content:
@@ -453,7 +536,12 @@ class _LockFiles:
 
     @contextmanager
     def open(self, path: Path, mode: str) -> Iterator[IO[bytes]]:
-        """Open a file that is about to be locked, and close it after the block. Raises OSError."""
+        """Open a file that is about to be locked, and close it after the `with` block.
+
+        Raises:
+            OSError: The file cannot be opened.
+        """
+        # No fork can happen while the guard is held, so that a child knows of every open file.
         with self._guard:
             file: IO[bytes] = path.open(mode, buffering=0)
             self._files.add(file)
@@ -476,18 +564,27 @@ _lock_files = _LockFiles()
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Lock the file `path` during the block, which one process at a time enters. Yield whether it is locked.
+    """Lock a file during the `with` block, which only one process at a time can enter.
 
-    wait: wait for another process to release the lock; else False is yielded at once.
+    The kernel releases the lock when the process ends. If the lock file is missing in a folder where this
+    process may not write, nothing is locked and the block is entered as if it were.
 
-    The kernel releases the lock when its holder ends. In a folder that this process may not write to, a missing lock
-    file is not needed: True is yielded. Raises OSError.
+    Args:
+        path: The lock file. It is created if it is missing.
+        wait: Wait until another process releases the lock.
+
+    Yields:
+        True if the lock is held. False only if another process holds it and `wait` is not set.
+
+    Raises:
+        OSError: The file cannot be opened or locked.
     """
     with ExitStack() as stack:
         file = _open_to_lock(path, stack)
         if file is None:
             yield True
             return
+
         mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
         try:
             fcntl.flock(file, mode)
@@ -498,9 +595,19 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def _open_to_lock(path: Path, stack: ExitStack) -> IO[bytes] | None:
-    """Open a lock file until `stack` ends; it is made where it is missing. Raises OSError.
+    """Open a lock file, creating it if it is missing.
 
-    A file that this process may only read is opened for reading. Return None where it is missing and cannot be made.
+    A file that this process may only read is opened for reading, which is enough for a lock.
+
+    Args:
+        path: The lock file.
+        stack: Closes the file when it ends.
+
+    Returns:
+        The file, or None if it is missing and cannot be created for lack of rights.
+
+    Raises:
+        OSError: The file cannot be opened for another reason.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -508,6 +615,7 @@ def _open_to_lock(path: Path, stack: ExitStack) -> IO[bytes] | None:
     except OSError as error:
         if error.errno not in READ_ONLY:
             raise
+
     if path.is_file():  # a lock needs no right to write
         return stack.enter_context(_lock_files.open(path, "rb"))
     return None

@@ -35,33 +35,54 @@ SCALARS: dict[type, Callable[[Any], str]] = {
 
 
 def fingerprint(value: object) -> str:
-    """Return the BLAKE2b hash of a value, as 16 hexadecimal characters.
+    """Compute the fingerprint of a value: its BLAKE2b hash, as 16 hexadecimal characters.
 
-    Known types: None, bool, int, float, str, bytes, date, datetime, list and tuple (alike), set and frozenset (alike),
-    mappings (the order of keys does not matter), frozen dataclasses and pydantic models (the class name counts).
-    Subclasses of the plain types (enums, numpy scalars, named tuples) are refused.
+    Known types are None, bool, int, float, str, bytes, date and datetime, lists and tuples, sets and frozen
+    sets, mappings, frozen dataclasses and pydantic models. A list and a tuple with the same items count as
+    equal, and so do a set and a frozen set. The order of a mapping's keys does not matter. The name of a
+    class does. Subclasses of the plain types (enums, numpy scalars, named tuples) are not known.
 
-    `fingerprint([1]) == fingerprint((1,))`, but `fingerprint(1)`, `fingerprint(1.0)` and `fingerprint("1")` differ.
+    Raises:
+        TypeError: The value, or something inside it, is of an unknown type.
 
-    Raises TypeError for any other type, at any depth.
+    Example:
+        fingerprint([1]) == fingerprint((1,))
+        fingerprint(1) != fingerprint(1.0) != fingerprint("1")
     """
     return blake2b(_encode_value(value), digest_size=8).hexdigest()
 
 
 def _encode_value(value: object) -> bytes:
-    """Encode a value as its tag, the length of its body and the body: `str 4 Rome`. No value reads like another."""
+    """Encode a value as its type, the length of its content, and its content.
+
+    The length makes sure that no value reads like another one.
+
+    Raises:
+        TypeError: The value, or something inside it, is of an unknown type.
+
+    Example:
+        "Rome" gives b"str 4 Rome".
+    """
     # Most values are texts: a table of 10,000 parts has 50,000. They take the short way, to the same bytes.
     if type(value) is str:
         content = value.encode("utf-8", "surrogatepass")
         return b"str %d %b" % (len(content), content)
+
     tag, body = _encode_tag_and_body(value)
     return f"{tag} {len(body)} ".encode() + body
 
 
 def _encode_tag_and_body(value: object) -> tuple[str, bytes]:
-    """Return the name of a value's type, and its content: a scalar's text, or the encodings of its parts in a row.
+    """Return the name of a value's type, and its content as bytes.
 
-    3 gives ("int", b"3"), and [3, 4] gives ("sequence", b"int 1 3int 1 4"). Raises TypeError for an unknown type.
+    The content of a value with parts is the encodings of its parts, one after the other.
+
+    Raises:
+        TypeError: The value, or something inside it, is of an unknown type.
+
+    Example:
+        3 gives ("int", b"3").
+        [3, 4] gives ("sequence", b"int 1 3int 1 4").
     """
     write_scalar = SCALARS.get(type(value))
     if write_scalar is None:
@@ -71,9 +92,13 @@ def _encode_tag_and_body(value: object) -> tuple[str, bytes]:
 
 
 def _encode_tag_and_parts(value: object) -> tuple[str, bytes]:
-    """Return the tag of a value with parts, and the encodings of its parts, sorted where they have no order.
+    """Return the kind of a value that has parts, and the encodings of its parts.
 
-    The parts of a pydantic model or frozen dataclass are its fields. Raises TypeError for an unknown type.
+    The parts of a pydantic model or a frozen dataclass are its fields. Parts without an order, as in a set,
+    are sorted.
+
+    Raises:
+        TypeError: The value, or something inside it, is of an unknown type.
     """
     if isinstance(value, list | tuple) and type(value) in (list, tuple):  # named tuples are unknown types
         return "sequence", b"".join(map(_encode_value, value))
@@ -91,7 +116,11 @@ def _encode_mapping(value: Mapping[Any, object]) -> bytes:
 
 
 def _fields(value: object) -> dict[str, object]:
-    """Return the fields of a pydantic model or a frozen dataclass by name. Raises TypeError for anything else."""
+    """Return the fields of a pydantic model or a frozen dataclass by name.
+
+    Raises:
+        TypeError: The value is something else.
+    """
     if isinstance(value, BaseModel):
         return dict(value)
     if is_dataclass(value) and _is_frozen(type(value)):
@@ -139,23 +168,34 @@ class Stamp(NamedTuple):
 
 
 def file_hash(file: Path, again: bool = False) -> str:
-    """Return the SHA-256 hash of a file, cut to 16 hexadecimal characters, for the fingerprint of what is made from it.
+    """Return the SHA-256 hash of a file, cut to 16 hexadecimal characters.
 
-    Hashes of large files are remembered across processes. Raises OSError.
+    It is used in the fingerprint of what is made from the file. Hashes of large files are remembered, also
+    by later processes.
 
-    again: read the file even if its size, inode and times did not change, to notice damage on the disk.
+    Args:
+        file: The file.
+        again: Read the file even if its size, inode and times have not changed, to notice damage on the disk.
+
+    Raises:
+        OSError: The file cannot be read.
     """
     remembered = read_remembered_hashes(file)
-    # Two hashes are remembered: SHA-256, which is returned, and XXH3 (`content`), with which damage is noticed faster.
+
+    # Compare the other hash (XXH3), which is faster to compute. It only differs if the content has changed.
     if again and stream_hash(file) != remembered.content:
         return _read_hashes(file).sha
     return remembered.sha
 
 
 def read_remembered_hashes(file: Path) -> Hashes:
-    """Return the hashes of a file from the last time that it was read with the same size, inode and times.
+    """Return the hashes of a file, reading it only if they are not remembered.
 
-    Else, and where its times are too new to be trusted (`is_settled`), it is read now. Raises OSError.
+    They are remembered from the last time it was read with the same size, inode and times. A file is always
+    read if it changed so recently that its times cannot be trusted (`is_settled`).
+
+    Raises:
+        OSError: The file cannot be read.
     """
     status = file.stat()
     if not is_settled(status):
@@ -184,19 +224,32 @@ def _build_stamp(status: os.stat_result) -> Stamp:
 
 @lru_cache(maxsize=4096)
 def _read_hashes_under_stamp(file: Path, stamp: Stamp) -> Hashes:
-    """Return the hashes of a file, from the cache on disk where its stamp is the same, else by reading it."""
+    """Return the hashes of a file, from the cache on disk if its stamp is still the same.
+
+    Only hashes of large files are in that cache. Other files are read.
+
+    Args:
+        file: The file.
+        stamp: Its size, inode and times as they are now.
+    """
     if stamp.size < LARGE:
         return _read_hashes(file)
+
     cached = _read_cached_hashes(file, stamp)
     if cached is not None:
         return cached
+
     hashes = _read_hashes(file)
     _write_entry(file, hashes, stamp)
     return hashes
 
 
 def _read_cached_hashes(file: Path, stamp: Stamp) -> Hashes | None:
-    """Return the hashes of a file from the cache on disk; None without a whole entry for this file and stamp."""
+    """Look up the hashes of a file in the cache on disk.
+
+    Returns:
+        The hashes, or None if there is no undamaged entry for this file with this stamp.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         entry = json.loads(_get_cache_entry_path(file).read_text("utf-8"))
         hashes = Hashes(sha=entry["hash"], content=entry["content"])
@@ -211,7 +264,15 @@ def remember(file: Path, hashes: Hashes) -> None:
 
 
 def _write_entry(file: Path, hashes: Hashes, stamp: Stamp) -> None:
-    """Remember the hashes of a file on disk, under its path and stamp. A cache that cannot be written is no error."""
+    """Remember the hashes of a file in the cache on disk.
+
+    It does not matter if the cache cannot be written.
+
+    Args:
+        file: The file.
+        hashes: The hashes of its content.
+        stamp: Its size, inode and times, under which the hashes hold.
+    """
     entry = {
         "file": str(file),
         "stamp": stamp,
@@ -219,6 +280,7 @@ def _write_entry(file: Path, hashes: Hashes, stamp: Stamp) -> None:
         "content": hashes.content,
         "seal": _compute_seal(stamp, hashes),
     }
+
     target = _get_cache_entry_path(file.absolute())
     with suppress(OSError):
         _replace_text(target, json.dumps(entry))
@@ -249,7 +311,11 @@ def _get_cache_entry_path(file: Path) -> Path:
 
 
 def _read_hashes(file: Path) -> Hashes:
-    """Read a file block by block and return its hashes. Raises OSError."""
+    """Read a file block by block, and compute both of its hashes.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     sha = sha256()
     xxh3 = xxh3_128()
     with file.open("rb", buffering=0) as stream:

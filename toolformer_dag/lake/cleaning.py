@@ -30,22 +30,32 @@ class RemovedFile:
 
 
 def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
-    """Remove files of the lake older than `grace` that nothing names; with `dry_run` only list them.
+    """Remove files of the lake that nothing needs and that are older than the grace period.
 
-    A file is the lake's by the form of its name: everything else in the folder stays. The manifest of a table names the
-    files of its parts (one part per shard).
+    Whether a file is the lake's is told by the form of its name. All other files in the folder stay.
 
     Removed:
-    - files of parts that are in no manifest any more, or were replaced in it longer than `grace` ago
+    - files of parts (mostly one per shard) that were withdrawn from the manifest of their table, or were
+      replaced in it before the grace period
     - unfinished files, and files that were set aside as damaged
-    - computed rows under an identity (what determines them, such as a model and a prompt) that no published part was
-      made with and no run has opened within `grace`
+    - rows under an identity (what determines them, such as a model and a prompt) that no published part was
+      made with and no run has opened in the grace period
 
-    Kept: everything that a manifest names; where a manifest is damaged or gone, all files of its table and all computed
-    rows.
+    Everything that a manifest names is kept. If a manifest is damaged or gone, all files of its table and all
+    computed rows are kept too.
 
-    `grace` has to be longer than the longest query over the lake and the longest step: readers and writers hold on to
-    files for that long. Raises ReadError, WriteError.
+    Args:
+        lake: The lake.
+        grace: The grace period until now. It has to be longer than the longest query over the lake and the
+            longest step, because readers and writers hold on to files for that long.
+        dry_run: Only list the files.
+
+    Returns:
+        The files that were removed, or would be.
+
+    Raises:
+        ReadError: A file cannot be read.
+        WriteError: A file cannot be written.
     """
     kept_since = (datetime.now(UTC) - grace).timestamp()
     unneeded = _list_unneeded_files(lake, kept_since)
@@ -64,15 +74,29 @@ class _Unneeded(NamedTuple):
 
 
 def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> list[_Unneeded]:
-    """Remove files that nothing needs, and return them; rows stay where a run has opened their row store meanwhile."""
+    """Remove files that nothing needs.
+
+    The files of a row store stay if a run has opened the store since the lake was listed.
+
+    Args:
+        lake: The lake.
+        unneeded: The files.
+        kept_since: The beginning of the grace period, in seconds since 1970.
+
+    Returns:
+        The files that were removed.
+    """
     row_stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
     removed = [file for file in unneeded if file.item.owner not in row_stores]
     _remove_files(lake, removed)
-    for store in sorted(row_stores):  # all of its files, or none
+
+    # Of each row store, remove all of these files or none.
+    for store in sorted(row_stores):
         if _is_in_use_again(lake, store, kept_since):
             continue
-        store_files = [file for file in unneeded if file.item.owner == store]  # damaged ones, too
+        store_files = [file for file in unneeded if file.item.owner == store]
         _remove_files(lake, store_files)
+
         removed += store_files
     return removed
 
@@ -106,16 +130,24 @@ class _Use:
     any_store: bool = False
 
     def add_table(self, lake: Lake, name: str, items: Sequence[LakeFile], kept_since: float) -> None:
-        """Note the files and row stores that a table uses, by its manifest. items: all files of the lake.
+        """Note the files and row stores that a table uses, by its manifest (the list of its parts).
 
-        Where the manifest is damaged or gone, all files of the table and every row store count as used.
+        If the manifest is damaged or gone, all files of the table and all row stores count as used.
+
+        Args:
+            lake: The lake.
+            name: The name of the table.
+            items: All files of the lake.
+            kept_since: The beginning of the grace period, in seconds since 1970.
         """
         table = lake.table(name)
-        if table.damage():  # of the manifest: the lines that it lost may have named any file and any row store
+        if table.damage():
+            # The lost lines of the manifest may have named any file and any row store.
             self.any_store = True
             files_of_table = (item.path for item in items if item.kind == "part" and item.owner == name)
             self.folders.update(path.parent for path in files_of_table)
             return
+
         for part, pointer in table.pointers().items():
             self._add_part(table, part, pointer, kept_since)
 
@@ -135,7 +167,11 @@ class _Use:
             self.files.update(folder / name for name in contents)
 
     def reason(self, item: LakeFile) -> str | None:
-        """Return why a file older than the grace period can be removed; None where it is in use, so that it stays."""
+        """Explain why a file can be removed that is older than the grace period.
+
+        Returns:
+            The reason, or None if the file is in use and has to stay.
+        """
         if item.kind in ("unfinished", "damaged"):
             return item.kind
         if item.kind in ("part", "content") and not self._is_file_in_use(item):
@@ -154,9 +190,15 @@ class _Use:
 
 
 def _list_unneeded_files(lake: Lake, kept_since: float) -> list[_Unneeded]:
-    """Return the files that were written before `kept_since` (seconds since 1970) and that nothing needs, by path."""
+    """List the files that nothing needs and that are older than the grace period, sorted by path.
+
+    Args:
+        lake: The lake.
+        kept_since: The beginning of the grace period, in seconds since 1970.
+    """
     items = sorted(inventory(lake.storage), key=lambda item: item.path)
     use = _collect_use(lake, items, kept_since)
+
     unneeded = []
     for item in items:
         reason = use.reason(item) if item.changed < kept_since else None
@@ -166,16 +208,24 @@ def _list_unneeded_files(lake: Lake, kept_since: float) -> list[_Unneeded]:
 
 
 def _collect_use(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
-    """Return the files and row stores that the manifests of tables and of local outputs (checkpoints) name.
+    """Collect what is in use: the files and row stores that manifests name.
 
-    kept_since: what was replaced since then, and row stores opened since then, count too (seconds since 1970).
+    These are the manifests of tables and of local outputs, such as checkpoints.
+
+    Args:
+        lake: The lake.
+        items: All files of the lake.
+        kept_since: The beginning of the grace period, in seconds since 1970. Files that were replaced since
+            then, and row stores that were opened since then, count as used too.
     """
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}
     output_folders = {item.path.parent for item in items if item.kind == "content"}
     use = _Use(stores=_collect_stores_opened_since(kept_since, items))
+
     with session():
         for table in sorted(tables):
             use.add_table(lake, table, items, kept_since)
+
     for folder in output_folders:
         use.add_local_output(lake, folder, kept_since)
     return use

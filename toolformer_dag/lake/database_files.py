@@ -37,11 +37,18 @@ def parse_error_reason(error: Exception) -> str:
 
 @contextmanager
 def replace_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to a new, empty DuckDB file, which replaces `database` after the block.
+    """Write a new DuckDB file, which replaces the old one after the `with` block.
 
-    Where the block raises, or the disk is full, the old file stays. Raises WriteError.
+    If the block raises, or the disk is full, the old file stays.
 
-        with replaced_database(Path("traces.duckdb")) as connection:
+    Yields:
+        A connection to the new file, which is empty.
+
+    Raises:
+        WriteError: The file cannot be written.
+
+    Example:
+        with replace_database(Path("traces.duckdb")) as connection:
             connection.execute("CREATE TABLE calls AS FROM frame")
     """
     fresh = build_temporary_path(database, ".duckdb")

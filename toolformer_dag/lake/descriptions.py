@@ -29,13 +29,15 @@ MACRO = f"FROM ({ALL}) WHERE kind LIKE '%macro' AND lower(name[:position('(' in 
 
 
 def described(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame | None:
-    """Answer the statements `describe` and `describe NAME` with comments, which DuckDB's own answer leaves out.
+    """Answer the statements `describe` and `describe NAME`, with the comments that DuckDB's own answer leaves out.
 
-    None where `sql` is another statement, and where nothing has that name.
+    Returns:
+        None if `sql` is another statement, or if nothing has that name.
     """
     match = DESCRIBE.fullmatch(sql.strip().removesuffix(";").rstrip())
     if match is None:
         return None
+
     name = match["quoted"] or match["plain"]
     if name is None:
         return rows(connection, ALL)

@@ -50,9 +50,11 @@ class LakeFile:
 
 
 def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
-    """Yield every file that the lake wrote; what others put into its folder is left out.
+    """List every file that the lake has written. Files that others have put into its folder are left out.
 
-    all_parts: list every part of a table; else, in a folder, only the files of one part.
+    Args:
+        storage: The storage of the lake.
+        all_parts: List every part of a table. Otherwise a folder lists only the files of one part.
     """
     for file in storage.files(all_parts):
         item = parse_lake_file(storage, file.path, size=file.bytes, changed=file.changed)
@@ -61,11 +63,22 @@ def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
 
 
 def parse_lake_file(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
-    """Tell from its name below the lake what a file is; None where the lake did not write it. Nothing is read."""
+    """Tell from the name of a file what it is. Nothing is read.
+
+    Args:
+        storage: The storage of the lake.
+        path: The path of the file.
+        size: Its size in bytes, for the result.
+        changed: When it was written, for the result.
+
+    Returns:
+        None if the lake has not written the file.
+    """
     name = path.relative_to(storage.root).as_posix()
     matched = _match_form(name.removesuffix(ASIDE))
     if matched is None:
         return None
+
     was_set_aside = name.endswith(ASIDE)
     return LakeFile(
         path=path,
@@ -85,7 +98,7 @@ class _MatchedForm(NamedTuple):
 
 
 def _match_form(name: str) -> _MatchedForm | None:
-    """Return the first of FORMS that fits a file's name below the lake; None where none does."""
+    """Find the first of FORMS that fits the name of a file below the lake."""
     for kind, form in FORMS.items():
         match = form.fullmatch(name)
         if match is not None:

@@ -56,26 +56,38 @@ class LocalOutput:
     names: tuple[str, ...] = ()
 
     def receive(self) -> None:
-        """Download what another machine has sent of this output; files that were written here and not sent yet stay.
+        """Download what another machine has sent of this output.
 
-        Does nothing in a folder lake. Raises ObjectStoreError, WriteError.
+        Files that were written here and not sent yet stay. Nothing happens in a folder lake.
+
+        Raises:
+            ObjectStoreError: The store cannot be read.
+            WriteError: A file cannot be written.
         """
         storage = self.storage
         if not isinstance(storage, ObjectStorage):
             return
+
         with storage.alone(self._get_object_path(".lock")):
             sent = self._read_sent_files(storage)
             if sent is not None:
                 self._receive_files(storage, sent)
 
     def _receive_files(self, storage: ObjectStorage, sent: _SentFiles) -> None:
-        """Replace the files of this machine by those that were sent, unless they were written here since."""
+        """Replace the files of this machine by those that were sent, unless they were written here since.
+
+        Args:
+            storage: The object store.
+            sent: What was sent last by any machine.
+        """
         local_hashes = self._compute_local_hashes()
         if not self._is_outdated(local_hashes, sent):
             return
+
         all_are_whole = self._replace_files(storage, local_hashes, sent.hashes)
         if all_are_whole:
-            write_whole(self._get_object_path(MANIFEST), sent.manifest)  # the copy that says what was received last
+            # This copy of the manifest says what was received last.
+            write_whole(self._get_object_path(MANIFEST), sent.manifest)
 
     def _read_sent_files(self, storage: ObjectStorage) -> _SentFiles | None:
         """Return what was sent last by any machine; None where nothing was sent or the manifest is damaged."""
@@ -88,23 +100,30 @@ class LocalOutput:
     def _is_outdated(self, local_hashes: dict[str, str], sent: _SentFiles) -> bool:
         """Return whether the files of this machine are to be replaced by those that were sent.
 
-        Files that were written here and not sent yet stay.
+        They are if something was sent since the last exchange, or if they only lack some of the sent files.
         """
         was_sent_since = self._read_last_manifest() != sent.manifest
         only_lacks_files = local_hashes.items() < sent.hashes.items()  # a proper subset
         return was_sent_since or only_lacks_files
 
     def send(self) -> None:
-        """Upload the contents that the object store does not have yet, then the manifest that names all files.
+        """Upload the files of this machine, for other machines to receive.
 
-        Does nothing in a folder lake. Raises ObjectStoreError, WriteError.
+        Contents that the object store already has are not uploaded again. The manifest, which names all files,
+        is sent last. Nothing happens in a folder lake.
+
+        Raises:
+            ObjectStoreError: The store cannot be written to.
+            WriteError: The copy of the manifest cannot be written.
         """
         storage = self.storage
         if not isinstance(storage, ObjectStorage):
             return
+
         with storage.alone(self._get_object_path(".lock")):
             hashes = self._compute_local_hashes()
             self._upload_contents(storage, hashes)
+
             manifest = seal_record(self.name, {FILES: hashes})
             storage.mark(
                 self._get_object_path(MANIFEST), manifest
@@ -112,9 +131,11 @@ class LocalOutput:
             write_whole(self._get_object_path(MANIFEST), manifest)  # this machine's copy says what was sent last
 
     def _upload_contents(self, storage: ObjectStorage, hashes: dict[str, str]) -> None:
-        """Upload files, several at once, each as an object that is named by the hash of its content.
+        """Upload files, several at once. Each becomes an object that is named by the hash of its content.
 
-        hashes: of the files, by name.
+        Args:
+            storage: The object store.
+            hashes: The hash of each file, by its name.
         """
         with ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
             uploads = []
@@ -143,9 +164,20 @@ class LocalOutput:
         return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
 
     def _replace_files(self, storage: ObjectStorage, local_hashes: dict[str, str], sent_hashes: dict[str, str]) -> bool:
-        """Download the files that differ from what was sent, and delete the others; False where an object is damaged.
+        """Make the files of this machine the same as those that were sent.
 
-        Both arguments: hash of each file's content, by its name.
+        Files that differ are downloaded, and files that were not sent are deleted.
+
+        Args:
+            storage: The object store.
+            local_hashes: The hash of each file of this machine, by its name.
+            sent_hashes: The hash of each file that was sent, by its name.
+
+        Returns:
+            False if an object is gone or damaged. The remaining files then stay as they are.
+
+        Raises:
+            WriteError: A file cannot be replaced or deleted.
         """
         try:
             for name, sent_hash in sent_hashes.items():
@@ -163,7 +195,18 @@ class LocalOutput:
             (self.folder / name).unlink(missing_ok=True)
 
     def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
-        """Put an object in place of the file `name`; return False for a damaged one. content: its hash and name."""
+        """Replace a file by the object that holds its content.
+
+        A damaged object is deleted, so that it is made again.
+
+        Args:
+            storage: The object store.
+            name: The name of the file.
+            content: The hash of the content, which is also the name of the object.
+
+        Returns:
+            False if the object is gone or damaged.
+        """
         stored = self._get_object_path(content)
         is_replaced = _download_if_whole(storage, stored, self.folder / name, content)
         if not is_replaced:
@@ -177,10 +220,21 @@ class LocalOutput:
 
 
 def _download_if_whole(storage: ObjectStorage, stored: Path, path: Path, content: str) -> bool:
-    """Replace the file `path` by an object, and return True, if the object is there with the hash `content`."""
+    """Download an object, and replace a file by it if it is whole.
+
+    Args:
+        storage: The object store.
+        stored: The path of the object.
+        path: The file to replace.
+        content: The hash that the object must have.
+
+    Returns:
+        False if the object is gone or damaged. The file then stays as it is.
+    """
     download = build_temporary_path(path)
     with suppress(FileNotFoundError):
         storage.download(stored, download)
+
     is_whole = download.is_file() and file_hash(download) == content
     if is_whole:
         download.replace(path)
@@ -190,10 +244,20 @@ def _download_if_whole(storage: ObjectStorage, stored: Path, path: Path, content
 
 
 def read_contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[str] | None:
-    """Return the names of the objects of a local output (a checkpoint, say) that must not be cleaned away.
+    """List the objects of a local output, such as a checkpoint, that must not be cleaned away.
 
-    None where every object in `folder` has to stay: its manifest is damaged or gone, or was put after `kept_since`
-    (seconds since 1970), so that readers may still need what it replaced. Raises ObjectStoreError.
+    Args:
+        storage: The storage of the lake.
+        folder: The folder of the output.
+        kept_since: The beginning of the grace period, in seconds since 1970.
+
+    Returns:
+        The names of the objects, or None if all objects in the folder have to stay. That is so if the
+        manifest is damaged or gone. It is also so if the manifest was written in the grace period, because
+        readers may still need what it replaced.
+
+    Raises:
+        ObjectStoreError: The store cannot be read.
     """
     try:
         content, _ = storage.read(folder / MANIFEST)

@@ -79,9 +79,16 @@ class Pointer:
         return sum(file.rows for file in self.files)
 
     def encode(self, table: str, part: str) -> bytes:
-        """Return the part's line of the manifest: JSON that begins with `seal`, a hash of everything after it.
+        """Encode the part as its line of the manifest, a JSON object.
 
-        Raises NotPlain, which names `table`, where the record holds something that JSON has no place for.
+        Its first field, `seal`, is a hash of everything after it.
+
+        Args:
+            table: The name of the table, only used in the error message.
+            part: The name of the part.
+
+        Raises:
+            NotPlain: The record contains a value that JSON cannot express.
         """
         value = {
             "part": part,
@@ -90,6 +97,7 @@ class Pointer:
             "record": self.record,
             "published": self.published,
         }
+
         sealed_rest = as_json(table, value, indent=None)[1:]  # without the brace, which stands before the seal
         beginning = b'{"seal": "%s", ' % content_hash(sealed_rest).encode()
         return beginning + sealed_rest
@@ -97,9 +105,15 @@ class Pointer:
 
 @lru_cache(maxsize=2**18)
 def decode(line: bytes) -> Pointer:
-    """Parse a part's line of the manifest: `{"seal": "<hash of the rest>", "part": "en_head_0000", "files": ...}`.
+    """Parse a part's line of the manifest.
 
-    Equal lines give the same object (cached). Raises ValueError, whose message is the reason, for a damaged line.
+    The results are cached: equal lines give the same object.
+
+    Args:
+        line: Such as `{"seal": "<hash of the rest>", "part": "en_head_0000", "files": ...}`.
+
+    Raises:
+        ValueError: The line is damaged. The message says how.
     """
     _require_seal(line)
     try:
@@ -138,16 +152,19 @@ _last_values: dict[str, Any] = {}
 
 
 def _with_shared_values(record: dict[str, Any]) -> dict[str, Any]:
-    """Replace `settings` and `versions` in a record by equal objects of the last record of its table; return it.
+    """Make a record share its settings and versions with the last record of the same table, to save memory.
 
-    So the records of a table's many parts share these objects, which saves memory.
+    The many parts of a table mostly have equal settings and versions, so that one object is enough.
+
+    Returns:
+        The same record, changed in place.
     """
     for name in ("settings", "versions"):
         if name not in record:
             continue
         table_and_name = f"{record.get('stage')} {record.get('tool')} {name}"
         if _last_values.get(table_and_name) == record[name]:
-            record[name] = _last_values[table_and_name]
+            record[name] = _last_values[table_and_name]  # the equal object that is in memory already
         else:
             _last_values[table_and_name] = record[name]
     return record
@@ -240,16 +257,24 @@ class Manifest:
         return sorted(part for part in names if self.line(part) is not None)
 
     def read(self, anew: bool = True) -> "Manifest":
-        """Read the file into `lines` (by part), `version` and `fault`, and return self; pending changes stay.
+        """Read the file, replacing `lines`, `version` and `fault`. Changes that are not written yet stay.
 
-        A missing file gives a manifest without parts.
+        If there is no file, the manifest has no parts.
 
-        anew: read what is there now; else, over an object store, a session gives what was there when it began.
+        Args:
+            anew: Read what is there now. Otherwise a session over an object store may use what was there
+                when the session first looked.
 
-        Raises ReadError, and StorageError where a later release wrote the file.
+        Returns:
+            The manifest itself.
+
+        Raises:
+            ReadError: The file cannot be read.
+            StorageError: A later release wrote the file.
         """
         self.answers = {}  # of `Table.remembered`: computed from the lines that were read before
         self.checked = {}  # parts whose files `Table.checked` has looked at
+
         try:
             content, self.version = self.storage.manifest(self.path, anew)
         except FileNotFoundError:
@@ -259,6 +284,7 @@ class Manifest:
             raise ReadError(self.path, error) from error
         else:
             self._hold_content(_decode_manifest_once(self.path, content))
+
         return self
 
     def _hold_content(self, content: "_Content") -> None:
@@ -268,16 +294,21 @@ class Manifest:
         self.answers = content.answers
 
     def change(self, part: str, line_before: bytes | None, line: bytes | None) -> None:
-        """Note that the part is to have another line in the next file; `write` puts it there.
+        """Note that a part gets another line. `write` puts it into the file.
 
-        line_before: the part's line when the writer began; None where it had none.
-        line: the new line; None withdraws the part.
+        Args:
+            part: The name of the part.
+            line_before: The line of the part when the writer began, or None if it had none.
+            line: The new line, or None to withdraw the part.
         """
         self.answers = {}  # what was remembered of the lines may be wrong now
         self.checked.pop(part, None)  # the part's files have to be looked at again
+
         if not self.pending:  # the first change since the file was written begins a batch
             self.due = time.monotonic() + BATCH_SECONDS
-        if part in self.pending:  # changed twice before the file is written: the line before the first change counts
+
+        # A part may change twice before the file is written. Then the line before the first change counts.
+        if part in self.pending:
             line_before = self.pending[part].line_before
         self.pending[part] = _Change(line_before, line)
 
@@ -288,13 +319,18 @@ class Manifest:
         return bool(self.pending) and time.monotonic() > self.due
 
     def write(self) -> dict[str, bytes | None]:
-        """Write the pending changes: replace the file by one that has them, and every other line as it was read.
+        """Write the changes to the file. Every other line stays as it is in the file.
 
-        Where another process replaced the file meanwhile, it is read again and the changes are put into that. Where the
-        first writer of a part wins (`Storage.first_wins`), changes of parts that another process changed are dropped.
+        If another process has replaced the file since it was read, it is read again and the changes are
+        put into the new content. In an object store (`Storage.first_wins`), the first of two writers of a
+        part wins: changes of a part that another process has changed are dropped.
 
-        Returns the dropped changes, part -> line (None: a withdrawal); mostly empty. Raises StorageError where others
-        replaced the file at every try.
+        Returns:
+            The dropped changes: for each part the line that was not written, or None for a withdrawal.
+            Mostly empty.
+
+        Raises:
+            StorageError: Other processes replaced the file at every attempt.
         """
         for pause in PAUSES:
             merged = self._merge_changes()
@@ -304,8 +340,10 @@ class Manifest:
                 time.sleep(pause * random.random())
                 self.read()
                 continue
+
             self._note_written(merged.lines)
             return merged.lost
+
         self.pending = {}
         raise StorageError(
             f"{self.storage.shown(self.path)} cannot be replaced: others do so all the time, or the store has no "
@@ -319,9 +357,15 @@ class Manifest:
         self.fault = None
 
     def _replace_file(self, lines: dict[str, bytes]) -> None:
-        """Replace the file by one with these lines, where they differ; what could be read of a damaged file is kept.
+        """Replace the file by one with other lines, if they differ from those that were read.
 
-        Raises Overtaken where the file has changed since.
+        If the file is damaged, what could be read of it is kept beside it under another name.
+
+        Args:
+            lines: The new lines by the name of the part.
+
+        Raises:
+            Overtaken: The file has changed since it was read.
         """
         if self.fault:
             self.storage.mark(self.path.with_name(f"{self.path.name}{ASIDE}"), _encode_manifest(self.lines))
@@ -337,9 +381,10 @@ class Manifest:
         self.write()
 
     def damage(self) -> str | None:
-        """Return what is wrong with the file, in words; None for a whole one. Decodes every line.
+        """Check the whole file, decoding every line.
 
-        A damaged file may have lost parts.
+        Returns:
+            What is wrong with the file, in words, or None if it is whole. A damaged file may have lost parts.
         """
         if self.version == NO_FILE:
             return MANIFEST_GONE
@@ -350,12 +395,15 @@ class Manifest:
         return DAMAGED
 
     def _merge_changes(self) -> _Merged:
-        """Return the lines of the next file, and the pending changes that are lost to a faster writer.
+        """Put the changes into the lines that were read from the file.
 
-        In a folder none is lost. Over an object store (`first_wins`) a change is lost where the part's line in the file
-        is not the one that the change replaces.
+        In an object store (`first_wins`), a change is lost if another writer has changed the line of the
+        part since. In a folder, no change is lost.
+
+        Returns:
+            The lines of the next file, and the lost changes.
         """
-        merged = _Merged(lines=dict(self.lines), lost={})
+        merged = _Merged(lines=dict(self.lines), lost={})  # a copy: the lines as they were read stay
         for part, change in self.pending.items():
             is_lost = self.storage.first_wins and change.is_too_late(self.lines.get(part))
             if is_lost:
@@ -381,22 +429,31 @@ def _encode_manifest(lines: Mapping[str, bytes]) -> bytes:
 
 
 def _decode_manifest(content: bytes, digest: str) -> _Content:
-    """Split the content of a manifest into the lines of its parts, and tell whether lines were lost or changed.
+    """Split the content of a manifest into the lines of its parts, and check that it is whole.
 
-    digest: the hash of the content, to be remembered with it.
+    Args:
+        content: The content of the file.
+        digest: The hash of the content, to be remembered with it.
 
-    Raises StorageError where a later release wrote the content.
+    Raises:
+        StorageError: A later release wrote the content.
     """
     head, _, body = content.partition(b"\n")
     _require_known_layout(head)
+
     lines = _map_part_to_line(body)
-    is_whole = head == _build_head(body, len(lines))  # the first line has a hash of the others, and their number
+    # The first line holds a hash of the other lines, and their number.
+    is_whole = head == _build_head(body, len(lines))
     fault = None if is_whole else DAMAGED
     return _Content(digest, lines, fault, answers={})
 
 
 def _decode_manifest_once(path: Path, content: bytes) -> _Content:
-    """Return the lines of a manifest, as the last time where the content is equal. Raises as `_decode_manifest`."""
+    """Split the content of a manifest into lines, or reuse the last result if the content is the same.
+
+    Raises:
+        StorageError: A later release wrote the content.
+    """
     digest = content_hash(content)
     last = _last_contents.get(path)
     if last is None or last.digest != digest:
@@ -406,7 +463,14 @@ def _decode_manifest_once(path: Path, content: bytes) -> _Content:
 
 
 def _require_known_layout(head: bytes) -> None:
-    """Raise StorageError where the first line of a manifest names a layout of a later release."""
+    """Refuse a manifest of a later release.
+
+    Args:
+        head: The first line of the manifest, which names its layout.
+
+    Raises:
+        StorageError: The layout is newer than LAYOUT.
+    """
     match = HEAD.fullmatch(head)
     if match is None:
         return
@@ -416,9 +480,13 @@ def _require_known_layout(head: bytes) -> None:
 
 
 def _map_part_to_line(body: bytes) -> dict[str, bytes]:
-    """Return the lines of a manifest, `{"seal": "<hash>", "part": "en_head_0000", ...}`, by part.
+    """Find the line of each part in a manifest.
 
-    Lines without a readable name of a part are left out.
+    Args:
+        body: Lines such as `{"seal": "<hash>", "part": "en_head_0000", ...}`.
+
+    Returns:
+        The lines by the name of the part. Lines without a readable name are left out.
     """
     lines = {}
     for line in body.split(b"\n"):

@@ -132,9 +132,16 @@ def opened(url: str, root: Path) -> "ObjectStorage":
 
 @lru_cache(maxsize=16)
 def _open_store(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "ObjectStorage":
-    """Open a store once per process.
+    """Open a store, once per process.
 
-    variables: (name, value) of what the store reads of the environment; other values make another connection.
+    Args:
+        url: The address of the lake in the store.
+        root: The folder for copies on this machine.
+        variables: The names and values of the environment variables that the store reads. Other values
+            make another connection.
+
+    Raises:
+        ObjectStoreError: The package obstore is missing, or a variable has a value that it cannot use.
     """
     _require_obstore(url)
     from obstore.exceptions import BaseError
@@ -147,11 +154,16 @@ def _open_store(url: str, root: Path, variables: tuple[tuple[str, str], ...]) ->
     except BaseError as error:  # such as a missing file of credentials, or text in a variable for a number
         reason = str(error).partition("\n")[0]
         raise ObjectStoreError(f"cannot use {url}: {reason}; correct the variables of the store") from error
+
     return ObjectStorage(url, root, impatient, patient)
 
 
 def _require_obstore(url: str) -> None:
-    """Raise ObjectStoreError where the package obstore is not installed."""
+    """Check that the package obstore is installed.
+
+    Raises:
+        ObjectStoreError: It is not. The message names the extra to install.
+    """
     try:
         import obstore  # noqa: F401
     except ImportError as error:
@@ -162,24 +174,34 @@ def _require_obstore(url: str) -> None:
 
 
 def _build_client_options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
-    """Return the options of the HTTP client for the store at `url`: time limits, and whether plain HTTP is allowed.
+    """Build the options of the HTTP client: its time limits, and whether plain HTTP is allowed.
 
-    Raises ObjectStoreError for an endpoint that is no address. variables: the environment.
+    Plain HTTP is allowed for an endpoint on this machine, and if AWS_ALLOW_HTTP is set.
+
+    Args:
+        url: The address of the lake in the store.
+        variables: Environment variables.
+
+    Raises:
+        ObjectStoreError: The endpoint in the environment is not an address.
     """
     options: ClientConfig = {"connect_timeout": "10s", "timeout": "300s"}
+
     address = _get_endpoint(url, variables)
     is_local = address.startswith("http:") and urlsplit(address).hostname in LOCAL_HOSTS
     # obstore ignores the variable where options are passed
     allows_http = variables.get("AWS_ALLOW_HTTP", "").lower() in TRUE_VALUES
+
     if is_local or allows_http:
         options["allow_http"] = True
     return options
 
 
 def _get_endpoint(url: str, variables: Mapping[str, str]) -> str:
-    """Return the address of the store that the environment sets, or an empty text.
+    """Return the address of the store that is set in the environment, or "" if none is.
 
-    Raises ObjectStoreError where the value is no address.
+    Raises:
+        ObjectStoreError: The value is not an address. This is only checked for S3.
     """
     addresses = [variables[name] for name in ENDPOINTS if variables.get(name)]
     if not addresses:
@@ -242,9 +264,13 @@ class ObjectStorage(Storage):
     lists_at_once = True
 
     def __init__(self, url: str, root: Path, impatient: "ObjectStore", patient: "ObjectStore") -> None:
-        """Take a store at `url` with copies below `root`; nothing is requested yet.
+        """Prepare access to a store. Nothing is requested yet.
 
-        impatient: tries a request few times, so that a wrong address is reported at once. patient: tries for minutes.
+        Args:
+            url: The address of the lake in the store.
+            root: The folder for copies on this machine.
+            impatient: A client that repeats a failed request few times, so that a wrong address is noticed soon.
+            patient: A client that repeats a failed request for minutes.
         """
         super().__init__(root)
         self.url = url
@@ -262,16 +288,32 @@ class ObjectStorage(Storage):
         return self.url if path == self.root else f"{self.url}/{self._get_key(path)}"
 
     def require_access(self) -> None:
-        """Raise ObjectStoreError where the lake cannot be listed, or the store ignores the conditions of puts."""
-        self._list_objects(self.root / TRIAL_FOLDER)  # raises where nothing can be listed; the folder is empty
-        self._store = self._patient  # the address is right: from now on a request that fails is tried for minutes
+        """Check that the store can be used by runs.
+
+        From then on, a request that fails is repeated for minutes.
+
+        Raises:
+            ObjectStoreError: The lake cannot be listed, or the store ignores the conditions of writes.
+        """
+        # The listed folder is always empty. This raises if nothing can be listed at all.
+        self._list_objects(self.root / TRIAL_FOLDER)
+        # The address is right, so it makes sense to repeat failed requests patiently.
+        self._store = self._patient
+
         if not (self.root / CONDITIONS_WORK).exists():
             self._require_conditions(self.root / TRIAL_FOLDER / uuid4().hex)
 
     def _require_conditions(self, path: Path) -> None:
-        """Raise ObjectStoreError where the store does no conditional puts; tried with the new object `path`.
+        """Check that the store does conditional writes: "replace this object only if it has this version".
 
-        That it does is noted in a file of this machine, so that `require_access` tries it once.
+        A success is noted in a file on this machine, so that `require_access` checks it only once. Nothing is
+        checked if this user may only read.
+
+        Args:
+            path: An object that does not exist yet, to try it with. It is removed afterwards.
+
+        Raises:
+            ObjectStoreError: The store refuses a replacement whose condition holds, or ignores the condition.
         """
         try:
             created = self.replace(path, b"1", NO_FILE)
@@ -282,11 +324,13 @@ class ObjectStorage(Storage):
             replaces_older_version = self._try_to_replace(path, created)  # there is a newer one since the line above
         finally:
             self.remove(path)
+
         if not replaces_current_version or replaces_older_version:
             raise ObjectStoreError(
                 f"{self.url}: the object store does not do conditional puts (If-Match) as S3 does, on which runs rely "
                 "that write at once; take another store, or a newer release of it"
             )
+
         write_whole(self.root / CONDITIONS_WORK, b"")
 
     def _try_to_replace(self, path: Path, before: Version) -> bool:
@@ -304,30 +348,47 @@ class ObjectStorage(Storage):
             return bytes(response.bytes()), Version(response.meta["e_tag"], response.meta["version"])
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
-        """Return the content of a manifest (the list of a table's parts) and the version of its object.
+        """Read a manifest, the list of the parts of a table.
 
-        anew: read the object itself; else a session takes this machine's copy where the object did not change. Raises
-        FileNotFoundError, ObjectStoreError.
+        A session may take this machine's copy if the store lists the object as unchanged.
+
+        Args:
+            path: The path of the manifest.
+            anew: Read the object itself in any case.
+
+        Returns:
+            The content, and the version of the object.
+
+        Raises:
+            FileNotFoundError: There is no such manifest.
+            ObjectStoreError: The store cannot be read.
         """
         open_session = None if anew else get_current_session()
         if open_session:
             copied = self._find_unchanged_copy(path, open_session)
             if copied is not None:
                 return copied
+
         content, version = self.read(path)
         self._copy_manifest(path, content, version)  # for later sessions
         return content, version
 
     def _find_unchanged_copy(self, path: Path, open_session: LakeSession) -> tuple[bytes, Version] | None:
-        """Return this machine's copy of a manifest; None where it is missing, damaged, or older than the object.
+        """Look for a copy of a manifest on this machine that is as new as the object in the store.
 
-        Raises FileNotFoundError where there is no such object.
+        Returns:
+            The content and version of the copy, or None if it is missing, damaged or older than the object.
+
+        Raises:
+            FileNotFoundError: There is no such object in the store.
         """
-        e_tag = self._get_listed_manifest(path, open_session)["e_tag"]  # equal tags: equal content
+        # Two contents with the same tag are equal.
+        e_tag = self._get_listed_manifest(path, open_session)["e_tag"]
         try:
             content, version = self._read_copied_manifest(path)
         except (OSError, ValueError):  # missing, damaged
             return None
+
         if version.e_tag and version.e_tag == e_tag:
             return content, version
         return None
@@ -374,11 +435,21 @@ class ObjectStorage(Storage):
             self.fetch(file.path, file.bytes, file.hash)
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
-        """Write an object if its version is still `before`; return the new version.
+        """Write an object, but only if it still has a certain version.
 
-        before: NO_FILE where there must be no object yet. Raises Overtaken where it has another version, or is gone.
+        Args:
+            path: The path of the object.
+            content: The new content.
+            before: The version that is replaced, or NO_FILE if there must be no object yet.
+
+        Returns:
+            The new version.
+
+        Raises:
+            Overtaken: The object has another version by now, or it is gone.
         """
-        mode: Any = "create" if before == NO_FILE else _build_put_condition(before)  # obstore's two kinds of condition
+        # obstore knows two kinds of conditions: that there is no object, or that it has this version.
+        mode: Any = "create" if before == NO_FILE else _build_put_condition(before)
         try:
             with self._convert_errors("write", path):
                 put = self._store.put(self._get_key(path), content, mode=mode)
@@ -415,13 +486,24 @@ class ObjectStorage(Storage):
         self._write_copy(local, self._iter_blocks(path, response))
 
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
-        """Return the path of a whole copy of a Parquet file on this machine; download it where there is none.
+        """Make sure that this machine has a whole copy of a Parquet file, downloading it if necessary.
 
-        Raises UnreadableFile where the object is gone, or its content does not have the hash `digest`.
+        Args:
+            path: The path of the file.
+            size: Its size in bytes.
+            digest: The hash of its content.
+            owner: The row store that the file must have been written for, if it is one of computed rows.
+
+        Returns:
+            The path of the copy.
+
+        Raises:
+            UnreadableFile: The object is gone, or its content is not what was written.
         """
         with suppress(UnreadableFile):
             parquet.verify(path, size, digest, owner)
             return path
+
         try:
             self.download(path, path)
         except FileNotFoundError as error:
@@ -440,7 +522,11 @@ class ObjectStorage(Storage):
         self._check_object(Path(path), size)
 
     def _check_object(self, path: Path, size: int) -> None:
-        """Raise UnreadableFile where the object of a Parquet file is gone or does not have `size` bytes."""
+        """Check the size of the object of a Parquet file.
+
+        Raises:
+            UnreadableFile: The object is gone, or it does not have `size` bytes.
+        """
         try:
             stored_size = self._read_stored_size(path)
         except FileNotFoundError as error:
@@ -449,7 +535,13 @@ class ObjectStorage(Storage):
             raise UnreadableFile(f"has {stored_size} bytes, not the {size} that were written")
 
     def _read_stored_size(self, path: Path) -> int:
-        """Return the size of the object of a Parquet file, which a session lists once. Raises FileNotFoundError."""
+        """Return the size of the object of a Parquet file.
+
+        A session lists the objects of a folder once and looks the size up in that list.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+        """
         open_session = get_current_session()
         if open_session:
             listed = self._list_objects_once(path.parents[1], open_session)
@@ -458,7 +550,12 @@ class ObjectStorage(Storage):
         return self._read_object_meta(path)["size"]
 
     def damage(self, path: str, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
-        """Return what is wrong with an object, which is downloaded anew whatever `since` says; None for a whole one."""
+        """Check an object by downloading it again, even if it has not changed since `since`.
+
+        Returns:
+            What is wrong with it, or None if it is whole.
+        """
+        # Without a copy on this machine, `fetch` has to download the object.
         Path(path).unlink(missing_ok=True)
         try:
             self.fetch(Path(path), size, digest, owner)
@@ -468,16 +565,23 @@ class ObjectStorage(Storage):
 
     @contextmanager
     def claimed(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Hold the claim `name` inside the block, against runs of this and of other machines.
+        """Hold a claim during the `with` block: no other run, on this machine or another one, has it meanwhile.
 
-        The claim is an object that says who holds it. A thread renews it every few seconds, and makes it empty after
-        the block. A claim that was not renewed for LEASE_SECONDS was left by a process that died, and is taken.
+        A claim is an object in the store that says who holds it. A thread renews it every few seconds, and
+        empties it after the block. If a claim was not renewed for LEASE_SECONDS, its process has died, and
+        another one may take it.
+
+        Args:
+            name: The name of the claim, such as "gpu".
+            on_wait: Called once with who holds the claim, if this has to wait.
         """
         path = self.root / CLAIMS / file_name(name)
         self._wait_for_release(path)
+
         with ExitStack() as local_claim:
             # First among the processes of this machine, by a lock, which takes no request.
             local_claim.enter_context(super().claimed(name, on_wait))
+
             version = self._take_claim(path, on_wait)
             renewal = self._start_renewal(path, version)
             try:
@@ -502,17 +606,32 @@ class ObjectStorage(Storage):
             releasing.result()
 
     def _take_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
-        """Put this process into the object of a claim once nobody else holds it; return the object's version."""
+        """Take a claim as soon as nobody else holds it.
+
+        Args:
+            path: The path of the claim's object.
+            on_wait: Called once with the name of the holder, if there is one.
+
+        Returns:
+            The version of the object that this process has written.
+        """
         released_version = self._released.pop(path, None)
-        if released_version is not None:  # this process has held it, and mostly nobody has since: one request tells
+        # This process has held the claim before. Mostly nobody has taken it since, so that one request is enough.
+        if released_version is not None:
             with suppress(Overtaken):
                 return self.replace(path, _build_claim(), released_version)
+
         return self._wait_for_claim(path, on_wait)
 
     def _wait_for_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
-        """Wait until nobody holds a claim, then take it; return the version of its object, which names the holder.
+        """Wait until nobody holds a claim, then take it.
 
-        on_wait: called once with the holder's name.
+        Args:
+            path: The path of the claim's object.
+            on_wait: Called once with the name of the holder, if there is one.
+
+        Returns:
+            The version of the object that this process has written.
         """
         watched = _WatchedClaim()
         has_named_holder = False
@@ -524,9 +643,11 @@ class ObjectStorage(Storage):
                     return self.replace(path, _build_claim(), version)
                 except Overtaken:  # another process took it: read who
                     continue
+
             if not has_named_holder:
                 has_named_holder = True
                 on_wait(watched.holder_name)
+
             time.sleep(LEASE_SECONDS / 10)
 
     def _read_claim(self, path: Path) -> tuple[bytes, Version]:
@@ -537,14 +658,20 @@ class ObjectStorage(Storage):
             return b"", NO_FILE
 
     def _renew(self, path: Path, version: Version, is_over: threading.Event) -> None:
-        """Replace the object of a claim every few seconds until `is_over` is set, then make it empty.
+        """Renew a claim every few seconds until `is_over` is set, then release it by emptying its object.
 
-        version: of the object as this process has put it. Ends early where another process has taken the claim.
+        It ends early if another process has taken the claim.
+
+        Args:
+            path: The path of the claim's object.
+            version: The version that this process has written.
+            is_over: Set when the claim is not needed any more.
         """
         with suppress(Overtaken):  # another process has replaced the object
             while not is_over.wait(LEASE_SECONDS / 3):
                 with suppress(ObjectStoreError):  # the store is away for a while
                     version = self.replace(path, _build_claim(), version)
+
             with suppress(ObjectStoreError):  # the claim expires
                 empty_version = self.replace(path, b"", version)
                 self._released[path] = empty_version  # the next `_take_claim` of this process tries to replace that
@@ -596,7 +723,11 @@ class ObjectStorage(Storage):
         self.remove(path)
 
     def _list_objects(self, folder: Path) -> dict[Path, "ObjectMeta"]:
-        """List the objects below a folder: path of the copy -> size, time of change and tag (ObjectMeta)."""
+        """List the objects in a folder and below.
+
+        Returns:
+            What the store says of each object (its size, time of change and tag), by the path of its copy.
+        """
         prefix = None if folder == self.root else self._get_key(folder)
         objects: dict[Path, ObjectMeta] = {}
         with self._convert_errors("list", folder):
@@ -620,7 +751,15 @@ class ObjectStorage(Storage):
             yield from response.stream(min_chunk_size=READ_BYTES)
 
     def _write_copy(self, path: Path, blocks: Iterable[Any]) -> None:
-        """Write blocks of bytes to a file of this machine: it is there as a whole, or not at all. Raises WriteError."""
+        """Write a file on this machine. It is there as a whole, or not at all.
+
+        Args:
+            path: The path of the file.
+            blocks: Its content, in blocks of bytes.
+
+        Raises:
+            WriteError: The file cannot be written.
+        """
         fresh = build_temporary_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -638,13 +777,16 @@ class ObjectStorage(Storage):
 
     @contextmanager
     def _convert_errors(self, verb: Literal["read", "write", "delete", "list"], path: Path) -> Iterator[None]:
-        """Raise errors of the store inside the block as errors of the lake.
+        """Turn errors of the store in the `with` block into errors of the lake.
 
-        - Overtaken: the condition of a put does not hold, because another writer was first
-        - FileNotFoundError: there is no such object
-        - ObjectStoreError: anything else, with what to do about it
+        Args:
+            verb: What the block does. Only used in the error message.
+            path: The file that it does it with.
 
-        verb, path: what the block does, and with what, for the message.
+        Raises:
+            Overtaken: The condition of a write does not hold, because another writer was first.
+            FileNotFoundError: There is no such object.
+            ObjectStoreError: Anything else. The message says what to do about it.
         """
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
@@ -659,12 +801,21 @@ class ObjectStorage(Storage):
             raise ObjectStoreError(f"cannot {verb} {self.shown(path)}: {remedy}") from error
 
     def _explain_error(self, error: str) -> str:
-        """Return the reason of an error of the store and what to do, by REMEDIES."""
+        """Find the reason of an error of the store in REMEDIES, and what to do about it.
+
+        Args:
+            error: The message of the error.
+
+        Returns:
+            Such as "there is no bucket 'data'; create it, or correct paths.lake".
+        """
         if self.url.startswith("gs:"):
             keys = "GOOGLE_APPLICATION_CREDENTIALS"
         else:
             keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        remedy = next(remedy for pattern, remedy in REMEDIES if re.search(pattern, error))  # the last one always fits
+
+        # The last of REMEDIES fits every message.
+        remedy = next(remedy for pattern, remedy in REMEDIES if re.search(pattern, error))
         return remedy.format(bucket=urlsplit(self.url).netloc, code=_parse_error_code(error), keys=keys)
 
 

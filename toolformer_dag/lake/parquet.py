@@ -55,9 +55,13 @@ def _encode_frame(frame: pl.DataFrame, owner: str | None) -> bytes:
 
 
 def check(path: Path | str, size: int) -> None:
-    """Raise UnreadableFile unless `path` has `size` bytes and ends as a Parquet file does.
+    """Check that a file has a certain size and ends as a Parquet file does.
 
-    Reads the last bytes only, so damage before them goes unnoticed. Raises ReadError where the file cannot be opened.
+    Only the last bytes are read, so damage before them goes unnoticed.
+
+    Raises:
+        UnreadableFile: The file is missing, or has another size or another end.
+        ReadError: The file cannot be opened.
     """
     try:
         tail = _read_tail(path, size)
@@ -66,6 +70,7 @@ def check(path: Path | str, size: int) -> None:
     except OSError as error:
         _require_size(path, size)  # raises UnreadableFile, which says more, where the file has another size
         raise ReadError(Path(path), error) from error
+
     if tail != MAGIC:
         _require_size(path, size)  # raises UnreadableFile with the two sizes, where they differ
         raise UnreadableFile("has no Parquet footer")
@@ -82,9 +87,14 @@ def _read_tail(path: Path | str, size: int) -> bytes:
 
 
 def _require_size(path: Path | str, size: int) -> os.stat_result:
-    """Return the `stat` of a file.
+    """Check the size of a file.
 
-    Raises UnreadableFile where it is missing or does not have `size` bytes, ReadError where `stat` fails.
+    Returns:
+        What the system says of the file (`os.stat`).
+
+    Raises:
+        UnreadableFile: The file is missing, or has another size.
+        ReadError: The system does not say.
     """
     try:
         status = os.stat(path)  # noqa: PTH116 - called for every file, each step
@@ -98,17 +108,27 @@ def _require_size(path: Path | str, size: int) -> os.stat_result:
 
 
 def damage(path: Path | str, size: int, digest: str, since: int = 0, owner: str | None = None) -> str | None:
-    """Return what is wrong with a file, in words; None where its content has the hash `digest`.
+    """Check whether a file still has the content that was written.
 
-    since: of a file that did not change since then (nanoseconds since 1970), only the size is compared.
-    owner: the row store that the file must have been written for.
+    Args:
+        path: The path of the file.
+        size: Its size in bytes.
+        digest: The hash of its content.
+        since: A time in nanoseconds since 1970. Only the size is compared if the file has not changed
+            since then.
+        owner: The row store that the file must have been written for.
 
-    Raises ReadError.
+    Returns:
+        What is wrong with the file, or None if nothing is.
+
+    Raises:
+        ReadError: The file cannot be read.
     """
     try:
         status = _require_size(path, size)
         if status.st_ctime_ns < since:  # the time of the last change of the file or its metadata
             return None
+
         check(path, size)  # the last bytes: a truncated file need not be read whole
         if stream_hash(Path(path)) != digest:
             return DAMAGED
@@ -142,9 +162,12 @@ def _build_file_state(path: Path, status: os.stat_result) -> _FileState:
 
 
 def _require_owner(path: Path, owner: str | None) -> None:
-    """Raise UnreadableFile where the file's metadata name another row store than `owner`.
+    """Check that a file was written for a certain row store.
 
-    Files of earlier releases name no row store, and pass.
+    Files of earlier releases do not say what they were written for, and pass.
+
+    Raises:
+        UnreadableFile: The file was written for another row store.
     """
     if owner is None:
         return
@@ -154,26 +177,37 @@ def _require_owner(path: Path, owner: str | None) -> None:
 
 
 def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None:
-    """Raise UnreadableFile unless the file has `size` bytes with the hash `digest`.
+    """Check the size and the content of a file, once per process and again after a change of the file.
 
-    Reads each file once per process, and again after a change. Raises ReadError.
+    Args:
+        path: The path of the file.
+        size: Its size in bytes.
+        digest: The hash of its content.
+        owner: The row store that the file must have been written for.
 
-    owner: the row store in whose folder the file lies; a file that was written for another one is refused.
+    Raises:
+        UnreadableFile: The file is missing or damaged, or was written for another row store.
+        ReadError: The file cannot be read.
     """
     status = _require_size(path, size)
     state = _build_file_state(path, status)
     if state in _verified:
         return
-    check(path, size)  # the last bytes, before the whole file is read
+
+    # First the last bytes, before the whole file is read.
+    check(path, size)
     _require_content(path, digest, owner)
+
     if is_settled(status):  # a file written a moment ago may change again within the same clock tick
         _verified.add(state)  # until the file changes, a later call only looks at its state
 
 
 def _require_content(path: Path, digest: str, owner: str | None) -> None:
-    """Raise UnreadableFile unless a file has the hash `digest` and was written for the row store `owner`.
+    """Read a file, and check its hash and the row store it was written for.
 
-    Raises ReadError where the file cannot be read.
+    Raises:
+        UnreadableFile: The file is missing or damaged, or was written for another row store.
+        ReadError: The file cannot be read.
     """
     try:
         if stream_hash(path) != digest:
@@ -186,19 +220,23 @@ def _require_content(path: Path, digest: str, owner: str | None) -> None:
 
 
 def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[pl.DataFrame]:
-    """Concatenate consecutive frames until they take at least `size` bytes of memory; yield each such frame.
+    """Combine consecutive frames into pieces that take at least `size` bytes of memory each.
 
-    Frames are never split. One or more frames give at least one piece, even without rows.
+    Frames are never split, and the last piece may be smaller. If there is a frame at all, there is a piece,
+    even without rows.
     """
     waiting: list[pl.DataFrame] = []  # frames of the next piece
     waiting_bytes = 0.0
+
     for frame in frames:
         waiting.append(frame)
         waiting_bytes += frame.estimated_size()
+
         if waiting_bytes >= size:
             yield pl.concat(waiting)
             waiting = []
             waiting_bytes = 0.0
+
     if len(waiting) == 1:
         yield waiting[0]
     elif waiting:
@@ -225,13 +263,18 @@ class ContentHash:
         self._schema = ""  # of the first frame, as text
 
     def update(self, frame: pl.DataFrame) -> None:
-        """Add rows to the hash; it does not matter how the rows are spread over calls.
+        """Add rows to the hash.
 
-        Raises ValueError for another schema than before, TypeError for a type that no table has.
+        It does not matter whether rows come in one call or in several.
+
+        Raises:
+            ValueError: The rows have another schema than before.
+            TypeError: A column is of a type that no table has.
         """
         self._set_schema(frame.schema)
         if frame.is_empty():
             return
+
         columns = frame.drop(self._volatile, strict=False).to_dict()
         for name, series in columns.items():
             array = series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -250,9 +293,18 @@ class ContentHash:
         self._schema = text
 
     def _add_values(self, name: str, values: pa.Array) -> None:
-        """Add an array, a column or what is nested in it, to the streams that begin with `name`. Raises TypeError."""
+        """Add the values of a column, or values nested in it, to the hash.
+
+        Args:
+            name: How the names of the streams begin that the values are added to.
+            values: The values, as an Arrow array.
+
+        Raises:
+            TypeError: The values are of a type that no table has.
+        """
         kind = values.type
         self._add_bytes(f"{name} nulls", np.asarray(values.is_null()))
+
         if _is_text_type(kind):
             self._add_texts(name, values)
         elif pa.types.is_large_list(kind):
@@ -283,10 +335,11 @@ class ContentHash:
             self._add_values(f"{name} {field.name}", field_values)
 
     def _add_text_bytes(self, stream: str, values: pa.Array) -> None:
-        """Add the bytes of all texts of an Arrow array of large strings, without copying them."""
+        """Add the bytes of all texts of an Arrow array to a stream, without copying them."""
         _, offsets_buffer, text_buffer = values.buffers()  # the first says which are null, and is hashed elsewhere
         if text_buffer is None:  # there is no text
             return
+
         # `text_buffer` has all texts end to end, text i between offsets i and i + 1. The column may be a slice of its
         # buffers, which begins at text `values.offset`.
         offsets = np.frombuffer(offsets_buffer, np.int64)
@@ -308,13 +361,18 @@ def _is_text_type(kind: pa.DataType) -> bool:
 
 
 def _to_numbers(values: pa.Array) -> NDArray[Any]:
-    """Return numbers, or days and times as integers, with 0 for null: the memory of a null may hold anything."""
+    """Turn an Arrow array of numbers, days or times into numbers.
+
+    Days and times become integers. Null becomes 0, because the memory of a null may hold anything.
+    """
     kind = values.type
     numbers = values
     if pa.types.is_temporal(kind):
         numbers = values.view(INTEGERS[kind.bit_width])
+
     if numbers.null_count:
         numbers = numbers.fill_null(pa.scalar(0).cast(numbers.type))
+
     array: NDArray[Any] = numbers.to_numpy(zero_copy_only=False)
     return array
 

@@ -47,9 +47,16 @@ def read_sql_file(package: str, name: str) -> str:
 
 
 def run_sql(connection: duckdb.DuckDBPyConnection, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
-    """Run the statements of `sql` in order; each gets those of `parameters` that it names as `$name`.
+    """Run several SQL statements one after the other.
 
-    Raises duckdb.Error, and KeyError for a parameter that is missing.
+    Args:
+        connection: An open connection.
+        sql: The statements.
+        parameters: Values by name. A statement gets those that it mentions as `$name`.
+
+    Raises:
+        duckdb.Error: A statement fails.
+        KeyError: A parameter is missing.
     """
     values = parameters or {}
     for statement in connection.extract_statements(sql):
@@ -60,11 +67,13 @@ def run_sql(connection: duckdb.DuckDBPyConnection, sql: str, parameters: Mapping
 def rows(connection: duckdb.DuckDBPyConnection, query: str) -> pl.DataFrame:
     """Run an SQL query and return its answer as a Polars frame.
 
-    Raises duckdb.Error, also for a text without a query, and for columns or values that Polars cannot hold.
+    Raises:
+        duckdb.Error: The query fails, the text holds no query, or Polars cannot hold a column or a value.
     """
     relation = connection.sql(query)
     if relation is None:
         raise duckdb.ProgrammingError("there is no query in this text; write one, such as `from funnel`")
+
     _require_readable_columns(relation)
     try:
         answer: pl.DataFrame = relation.pl()

@@ -22,11 +22,14 @@ COMPARED = ("settings", "inputs")
 
 
 def record(settings: Mapping[str, Any], inputs: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-    """Return the record of an output that is written now, with versions of PACKAGES, the commit and the time (UTC).
+    """Make the record of an output that is written now.
 
-    settings: what determines the rows beside the inputs.
-    inputs: what the output is made from, as name -> version of the data.
-    facts: further fields, such as STORES; they are not compared.
+    It also holds the versions of PACKAGES, the git commit and the time (UTC).
+
+    Args:
+        settings: What determines the rows, apart from the inputs.
+        inputs: What the output is made from: the version of the data, by name.
+        facts: Further fields, such as STORES, that do not count when records are compared.
     """
     return {
         "settings": dict(settings),
@@ -63,7 +66,12 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]
 
 
 def _list_changed_fields(old: Mapping[str, object], new: Mapping[str, object]) -> list[FieldChange]:
-    """Return the fields, by dotted path, whose values differ: settings first, then inputs."""
+    """List the fields whose values differ: settings first, then inputs.
+
+    Args:
+        old: Values by dotted path, such as "settings.tau_f".
+        new: Other values in the same form.
+    """
     changed = []
     for field in sorted(old.keys() | new.keys(), key=_sort_settings_first):
         old_value = old.get(field, ABSENT)
@@ -93,9 +101,9 @@ def shortened(value: object) -> str:
 
 
 def shorten_pair(old: object, new: object) -> tuple[str, str]:
-    """Return two values in at most SHORT characters each.
+    """Shorten two values to at most SHORT characters each.
 
-    Long texts are cut so that their first difference is shown.
+    Long texts are cut in such a way that their first difference is shown.
     """
     if isinstance(old, str) and isinstance(new, str):
         begin = _find_first_shown_character(old, new)
@@ -104,14 +112,21 @@ def shorten_pair(old: object, new: object) -> tuple[str, str]:
 
 
 def _find_first_shown_character(old: str, new: str) -> int:
-    """Return the character offset shortly before the first difference of two texts; 0 where both are short."""
+    """Find where to start showing two texts, so that their first difference is seen.
+
+    Returns:
+        A character offset shortly before the first difference, or 0 if both texts are short.
+    """
     if max(len(old), len(new)) <= SHORT:
         return 0
-    first_difference = min(len(old), len(new))  # where one text begins with the other
+
+    # One text may begin with the other.
+    first_difference = min(len(old), len(new))
     for offset, (old_character, new_character) in enumerate(zip(old, new, strict=False)):
         if old_character != new_character:
             first_difference = offset
             break
+
     return max(0, first_difference - SHORT // 4)
 
 
@@ -122,9 +137,13 @@ def _shorten_from(begin: int, text: str) -> str:
 
 
 def flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted path and the value of each leaf of nested mappings; tuples become lists, as in JSON.
+    """Flatten nested mappings. Tuples become lists, as in JSON.
 
-    `{"tool": {"tau_f": 0.5, "names": ("a",)}}` yields `("tool.tau_f", 0.5)` and `("tool.names", ["a"])`.
+    Yields:
+        The dotted path and the value of each innermost field.
+
+    Example:
+        {"tool": {"tau_f": 0.5, "names": ("a",)}} gives ("tool.tau_f", 0.5) and ("tool.names", ["a"]).
     """
     for key, item in value.items():
         if isinstance(item, Mapping):
@@ -153,13 +172,15 @@ def get_installed_version(package: str) -> str:
 def commit() -> str | None:
     """Return the hash of the git commit that this package runs from, read once per process.
 
-    None outside a checkout and where git is not installed.
+    Returns:
+        None if there is no git checkout, or git is not installed or fails.
     """
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / ".git").exists():
         return None
+
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):  # git is not installed: the record says null
+    except (OSError, subprocess.CalledProcessError):
         return None

@@ -105,17 +105,22 @@ class RowStore:
         return self._read_rows_with_retries(keys.select(self.key).unique(), self.schema.names())
 
     def append(self, rows: pl.DataFrame) -> None:
-        """Store rows; many small files are merged into one.
+        """Store rows. If there are many small files by then, they are merged into one.
 
-        They are on the disk when this returns; in a batch over an object store, the upload goes on in the background.
+        The rows are on the disk when this returns. In a batch over an object store, they are uploaded in the
+        background.
 
-        Raises WriteError, ValueError for another schema.
+        Raises:
+            WriteError: The rows cannot be written.
+            ValueError: The rows have another schema than the store.
         """
         if rows.schema != self.schema:
             raise ValueError(f"{self.folder}: rows have {rows.schema}, the store has {self.schema}")
         if rows.is_empty():
             return
-        self._write(rows, written=time.time_ns())  # where several files have a key, the oldest counts
+
+        self._write(rows, written=time.time_ns())
+
         if len(self._list_small_files()) >= MERGE_AT:
             self._merge()
 
@@ -125,9 +130,14 @@ class RowStore:
         return sorted(file for file in row_files if file is not None)
 
     def checked_files(self, since: int = 0) -> Iterator[CheckedFile]:
-        """Check every file and yield it with what is wrong; files that are merged meanwhile are left out.
+        """Check every file of the store. Files that another process merges meanwhile are left out.
 
-        since: of files that are older (nanoseconds since 1970), only the size is compared.
+        Args:
+            since: A time in nanoseconds since 1970. Only the size is compared of files that have not changed
+                since then.
+
+        Yields:
+            Each file, with what is wrong with it.
         """
         for file in self.files():
             path = self.folder / file.name
@@ -137,9 +147,16 @@ class RowStore:
                 yield CheckedFile(path, file.bytes, reason)
 
     def _read_rows_with_retries(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """Return columns of the rows stored under `keys`; where several files have a key, the oldest file counts.
+        """Read the rows that are stored under some keys. If several files have a key, the oldest file counts.
 
-        Raises StorageError where others merge files all the time.
+        If another process merges files meanwhile, this starts again with the new files.
+
+        Args:
+            keys: The keys, in the key columns.
+            columns: The columns to return.
+
+        Raises:
+            StorageError: Others merged files during each of MOST_TRIES attempts.
         """
         for _ in range(MOST_TRIES):
             paths = self._find_readable_paths(self._list_held_files())
@@ -148,49 +165,78 @@ class RowStore:
                     return self._read_rows(paths, keys, columns)
             except FileNotFoundError:  # a file was merged into another one since its path was read
                 pass
+
+            # The files that the session has listed are not all there any more.
             self.refresh()
         raise StorageError(f"{self.storage.shown(self.folder)}: others merge its files all the time; run again")
 
     def _read_rows(self, paths: Sequence[Path], keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """Return columns of the rows under `keys` in Parquet files; where several files have a key, the first counts.
+        """Read the rows with some keys from Parquet files. If several files have a key, the first one counts.
 
-        Raises FileNotFoundError where a file is gone.
+        Args:
+            paths: The files.
+            keys: The keys, in the key columns.
+            columns: The columns to return.
+
+        Raises:
+            FileNotFoundError: A file is gone.
         """
+        # Read candidates by the first key column alone, which leaves few rows to compare with whole keys.
         first_key_values = keys[self.key[0]].unique()
         candidates = self._scan(paths, first_key_values, columns)
+
         rows = candidates.join(keys, on=self.key, how="semi", maintain_order="left")
         return rows.unique(self.key, keep="first", maintain_order=True)
 
     def _scan(self, paths: Sequence[Path], first_key_values: pl.Series, columns: Sequence[str]) -> pl.DataFrame:
-        """Return columns of the rows whose first key column has one of the values, so that few are left to join."""
+        """Read the rows whose first key column has one of some values.
+
+        Args:
+            paths: The Parquet files.
+            first_key_values: The values.
+            columns: The columns to return.
+        """
         has_value = pl.col(self.key[0]).is_in(first_key_values.implode())
+
         without_rows = self.schema.to_frame().lazy()  # there may be no file
         scans = [without_rows.select(columns)]
         for path in paths:
             scan = pl.scan_parquet(path, glob=False)
             scans.append(scan.select(columns).filter(has_value))
+
         return pl.concat(scans).collect(engine="streaming")
 
     def _merge(self) -> None:
-        """Merge the oldest small files, so that a lookup opens few files; do nothing while another process merges."""
+        """Merge the oldest small files, so that a lookup has to open few files.
+
+        Nothing happens if another process is merging.
+        """
         with self.storage.alone(self.folder / LOCK, wait=False) as is_alone:
             if not is_alone:
                 return
-            small_files = self._list_small_files()  # another process may have merged them before the lock was taken
+
+            # List the files again: another process may have merged them before the lock was taken.
+            small_files = self._list_small_files()
             if len(small_files) >= MERGE_AT:
                 self._merge_files(_select_up_to_full(small_files))
 
     def _merge_files(self, files: Sequence[RowFile]) -> None:
-        """Replace files by one with all their rows, a row per key; nothing happens where one is gone or damaged.
+        """Replace files by a single one with all their rows, one per key.
 
-        files: the oldest first. The caller holds the lock.
+        Nothing happens if one of the files is gone or damaged.
+
+        Args:
+            files: The files, the oldest first. The caller holds the lock.
         """
         paths = self._find_readable_paths(files)
         self.refresh()  # the next lookup of this session lists the files again
         if paths is None:
             return
+
         merged_name = self._write(self._read_oldest_rows(paths), written=files[0].written)
-        self._finish_writes()  # the merged file has to be there before the others go
+        # The merged file has to be there before the others are removed.
+        self._finish_writes()
+
         # A name is made of time and hash: where the other files have no row that the first lacks, the merged file has
         # the name of the first, and is not removed.
         replaced = [self.folder / file.name for file in files if file.name != merged_name]
@@ -202,9 +248,18 @@ class RowStore:
         return rows.unique(self.key, keep="first", maintain_order=True)
 
     def _write(self, rows: pl.DataFrame, written: int) -> str:
-        """Write rows as a file and return its name. written: nanoseconds since 1970."""
+        """Write rows to a new file.
+
+        Args:
+            rows: The rows.
+            written: When the oldest of them were computed, in nanoseconds since 1970. It goes into the file name.
+
+        Returns:
+            The name of the file.
+        """
         content = parquet.encode(rows, self.name)
         name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
+
         self.storage.add(self.folder / name, content, _get_background_writer())
         self.note(name)
         self._tell_leading_process(name)
@@ -217,9 +272,10 @@ class RowStore:
             open_session.news.append(NewRowFile(store=self.name, file=name))
 
     def _find_readable_paths(self, files: Collection[RowFile]) -> list[Path] | None:
-        """Return the paths of files that can be opened.
+        """Find the paths of files, making sure that each can be opened.
 
-        None where a file was merged away, or was damaged and is now set aside.
+        Returns:
+            The paths, or None if a file was merged away, or was damaged and is now set aside.
         """
         paths = []
         for file in files:
@@ -228,7 +284,11 @@ class RowStore:
         return paths if len(paths) == len(files) else None
 
     def _fetch_readable_path(self, file: RowFile) -> Path:
-        """Return the path of a whole file on this machine; a damaged one is set aside. Raises UnreadableFile."""
+        """Return the path of a file on this machine, after its content was checked.
+
+        Raises:
+            UnreadableFile: The file is missing or damaged. A damaged file is set aside.
+        """
         path = self.folder / file.name
         try:
             path = self.storage.fetch(path, file.bytes, file.hash, self.name)
@@ -271,15 +331,19 @@ class RowStore:
         return [file for file in self._list_held_files() if file.bytes < FULL_BYTES]
 
     def _list_settled_files(self) -> set[RowFile]:
-        """Return the files of the folder, listed until two listings agree: others may merge files meanwhile.
+        """List the files of the folder again and again until two lists agree.
 
-        After MOST_TRIES listings the last one counts.
+        Others may merge files while they are being listed. After MOST_TRIES lists, the last one counts.
         """
-        self._finish_writes()  # of this session, whose files would be missing
+        # Files that this session is still writing would be missing.
+        self._finish_writes()
         files = self.files()
-        is_listed_at_one_moment = self.storage.lists_at_once and len(files) < LISTED_AT_ONCE  # in one request
+
+        # One request lists all files as they are at one moment, so that one list is enough.
+        is_listed_at_one_moment = self.storage.lists_at_once and len(files) < LISTED_AT_ONCE
         if is_listed_at_one_moment:
             return set(files)
+
         for _ in range(MOST_TRIES):
             files_before = files
             files = self.files()
@@ -308,7 +372,10 @@ def _get_background_writer() -> Later | None:
 
 
 def _select_up_to_full(files: Sequence[RowFile]) -> list[RowFile]:
-    """Return the first files, up to and with the one that brings them to FULL_BYTES together."""
+    """Take files from the beginning until they have FULL_BYTES together.
+
+    The file that reaches this size is included.
+    """
     chosen: list[RowFile] = []
     total_bytes = 0
     for file in files:

@@ -95,25 +95,33 @@ class LakeSession:
         return answer
 
     def later(self, write: Callable[[], None], in_order: bool = False) -> None:
-        """Write a file in the background. Raises what an earlier write raised.
+        """Write a file in the background.
 
-        in_order: first in, first out, one at a time and at most two waiting, so that a kill loses only those. Else
-            several are written at once.
+        Args:
+            write: Writes the file.
+            in_order: Write one file at a time, in the order of the calls. At most two wait, so that a kill
+                loses only those. Otherwise several files are written at once.
+
+        Raises:
+            Exception: Anything that an earlier write raised.
         """
         writes = self._ordered_writes if in_order else self._writes
         writes.add(write)
 
     def settle(self, in_order: bool = False) -> None:
-        """Wait until the background writes that `later` began have ended.
+        """Wait until background writes have ended.
 
-        in_order: wait only for those that `later` got with `in_order`.
+        Args:
+            in_order: Only wait for writes that `later` was given with `in_order`.
 
-        Raises the error of a write that failed; it is kept, so that each further call raises it again.
+        Raises:
+            Exception: The error of a write that failed. It is kept, so that each further call raises it again.
         """
         awaited = [self._ordered_writes] if in_order else [self._writes, self._ordered_writes]
         for writes in awaited:
             writes.finish()
-        for writes in awaited:  # only now, so that no write goes on when this raises
+        for writes in awaited:
+            # Only after all writes have ended, so that none goes on when this raises.
             writes.raise_errors()
 
     def take_news(self) -> tuple[News, ...]:
@@ -133,9 +141,12 @@ def get_current_session() -> LakeSession | None:
 
 @contextmanager
 def session(kept: LakeSession | None = None) -> Iterator[LakeSession]:
-    """Open a session for the `with` block, or share the outer one: what is read of the lake is remembered in it.
+    """Open a session for the `with` block, or share the one that is open already.
 
-    kept: a session to go on with, in place of the outer or a new one.
+    The session remembers what is read of the lake.
+
+    Args:
+        kept: A session to go on with, instead of the open one or a new one.
     """
     entered = kept or get_current_session() or LakeSession()
     token = _current.set(entered)

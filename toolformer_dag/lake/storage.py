@@ -112,40 +112,73 @@ class Storage:
         return path.read_bytes(), NO_FILE
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
-        """Replace a small file as a whole and return its version; readers see the old content or the new.
+        """Replace a small file as a whole: readers see the old content or the new one.
 
-        before: the version that the caller has read, which an object store compares: it raises Overtaken.
+        Args:
+            path: The path of the file.
+            content: The new content.
+            before: The version that the caller has read. Only an object store compares it, and raises Overtaken
+                if the file has another version by now.
+
+        Returns:
+            The new version.
         """
         write_whole(path, content)
         return NO_FILE
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
-        """Return the content of a manifest and its version. Raises FileNotFoundError, OSError.
+        """Read a manifest, the list of the parts of a table.
 
-        anew: over an object store, ask for the manifest itself. Else a session asks once which manifests changed.
+        Args:
+            path: The path of the manifest.
+            anew: Only used over an object store: read the object itself. Otherwise a session asks only once
+                which manifests have changed.
+
+        Returns:
+            The content and its version.
+
+        Raises:
+            FileNotFoundError: There is no such manifest.
+            OSError: It cannot be read.
         """
         require_regular(path)
         content = path.read_bytes()
         return content, _parse_version(content)
 
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
-        """Replace a manifest and return its version: its first line, which has a hash of the others.
+        """Replace a manifest, unless another writer was faster.
 
-        Raises Overtaken where its version is not `before` any more (NO_FILE: where there is a file).
+        Args:
+            path: The path of the manifest.
+            content: The new content.
+            before: The version that is replaced, or NO_FILE if there must be no manifest yet.
+
+        Returns:
+            The new version: the first line of the manifest, which holds a hash of the other lines.
+
+        Raises:
+            Overtaken: The manifest has another version by now.
         """
         with locked(path.with_name(f".{path.name}.lock")):
-            current_version = NO_FILE  # unless there is a file
+            # NO_FILE stays the version if there is no file.
+            current_version = NO_FILE
             with suppress(FileNotFoundError), path.open("rb") as stream:
                 current_version = _parse_version(stream.readline())
+
             if current_version != before:
                 raise Overtaken(self.shown(path))
             write_whole(path, content)
         return _parse_version(content)
 
     def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
-        """Write a small file that always has this content; where it is there, renew its time: it is in use.
+        """Write a small file that always has the same content, or renew its time if it is there.
 
-        later: writes in the background over an object store; it is ignored here.
+        A recent time shows that the file is in use.
+
+        Args:
+            path: The path of the file.
+            content: Its content.
+            later: Runs the write in the background. Only used over an object store.
         """
         try:
             os.utime(path)  # now
@@ -212,18 +245,22 @@ class Storage:
 
     @contextmanager
     def claimed(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Hold the claim `name`, such as "gpu", inside the block: no other run over this lake has it meanwhile.
+        """Hold a claim during the `with` block: no other run over this lake has it meanwhile.
 
-        on_wait: called once with who holds the claim where another run does; then this waits.
+        If runs are on several machines, their file system has to share `flock` between them, as NFS does.
 
-        Runs on several machines need a file system that shares `flock` between them, as NFS does.
+        Args:
+            name: The name of the claim, such as "gpu".
+            on_wait: Called once with who holds the claim, if this has to wait.
         """
         path = self.root / CLAIMS / f"{file_name(name)}.lock"
         with ExitStack() as locks:
             was_free = locks.enter_context(self.alone(path, wait=False))  # then this process has locked it
+
             if not was_free:
                 on_wait(_describe_holder(path))
                 locks.enter_context(self.alone(path))  # waits
+
             _write_holder(path)  # for people who wait: who holds the claim
             yield
 
@@ -243,25 +280,33 @@ class Storage:
 
 
 def _walk(folder: str, real_path: str, walked: set[str], all_parts: bool) -> Iterator[StoredFile]:
-    """Yield the regular files in a folder and below; follow links, but walk no folder twice.
+    """Yield the regular files in a folder and below. Links are followed, but no folder is walked twice.
 
-    real_path: the folder's path without links. walked: the real paths of all folders so far; this one is added.
-    all_parts: list every part of a table, or only the first folder with files below a folder PARTS.
+    Args:
+        folder: The path of the folder.
+        real_path: Its path without links.
+        walked: The real paths of all folders walked so far. This one is added.
+        all_parts: List every part of a table. Otherwise only the files of one part are listed.
     """
     if real_path in walked:
         return
     walked.add(real_path)
+
     # Below PARTS lies a folder per part of a table: one with files shows that there is a table.
     stops_at_first_folder = not all_parts and real_path.endswith(f"/{PARTS}")
+
     for entry in _list_entries(folder):
         if not _is_folder(entry):
             yield from _iter_regular_file(entry)
             continue
+
         has_files = False
         for file in _walk(entry.path, _resolve_real_path(entry, real_path), walked, all_parts):
             has_files = True
             yield file
-        if has_files and stops_at_first_folder:  # the files of one part are enough
+
+        # The files of one part are enough.
+        if has_files and stops_at_first_folder:
             return
 
 
@@ -288,7 +333,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _iter_regular_file(entry: os.DirEntry[str]) -> Iterator[StoredFile]:
-    """Yield a regular file; nothing for anything else, and for a file that is gone since it was listed."""
+    """Yield the entry if it is a regular file that is still there."""
     try:
         status = entry.stat()
     except OSError:  # merged or finished by another process, or a link to itself
@@ -309,7 +354,13 @@ def _write_holder(claim: Path) -> None:
 
 
 def _describe_holder(claim: Path) -> str:
-    """Say which process holds a claim (a lock file that names it), or that it has ended and left a child running."""
+    """Describe the process that holds a claim.
+
+    If that process has ended, a process that it left running holds the claim. The description says so.
+
+    Args:
+        claim: The lock file, in which the holder has written who it is.
+    """
     holder = claim.read_text("utf-8", "replace")
     # The form of `describe_this_process`, where it is a process of this machine.
     match = re.match(rf"process (\d+) on {re.escape(gethostname())},", holder)

@@ -71,10 +71,13 @@ class LostRace(StorageError):
     """
 
     def __init__(self, table: str, part: str, winner: Pointer | None, changed: Sequence[FieldChange]) -> None:
-        """Say which part another run published first, when, and with which other setting or input.
+        """Say which part another run published first, when, and from which other setting or input.
 
-        winner: the part as that run published it; None where it withdrew the part. changed: what differs between the
-        records of the two runs, which may be nothing.
+        Args:
+            table: The name of the table.
+            part: The name of the part, mostly a shard.
+            winner: The part as the other run published it, or None if that run withdrew the part.
+            changed: The settings and inputs that differ between the records of the two runs. May be empty.
         """
         when = f" at {winner.record.get('written')}" if winner else ""
         if changed:
@@ -111,19 +114,31 @@ class Table:
         record: Callable[[], Mapping[str, Any]],
         volatile: Collection[str] = (),
     ) -> Pointer:
-        """Replace the rows of a part (mostly a shard) by `frames`; return the pointer that was published.
+        """Replace the rows of a part (mostly a shard).
 
-        In a batch or a worker, other processes see the part only once the batch is written (see session.py).
+        In a batch or a worker, other processes see the new part only once the batch is written (see session.py).
+        If anything fails, the part stays as it was and the new files are removed.
 
-        frames: at least one, all of one schema. They may be lazy: memory holds about 64 MB of rows.
-        record: called after the last frame; returns what the rows were computed from.
-        volatile: columns that do not count in the data version.
+        Args:
+            part: The name of the part.
+            frames: The new rows: at least one frame, all with the same schema. With a generator, only about
+                64 MB of rows are in memory at a time.
+            record: Returns what the rows were computed from. It is called after the last frame.
+            volatile: Columns that do not count in the version of the rows.
 
-        Raises WriteError, NotPlain for a record that JSON cannot hold, LostRace where an object store has another part
-        by now, and what `frames` raises; the part is then unchanged, and the new files are removed.
+        Returns:
+            What is published now: the files of the part, the version of its rows, and the record.
+
+        Raises:
+            WriteError: The files or the manifest cannot be written.
+            NotPlain: The record contains a value that JSON cannot express.
+            LostRace: In an object store, another run has withdrawn the part or published something else
+                meanwhile.
+            Exception: Anything that `frames` raises.
         """
         line_before = self._read_manifest().line(part)  # in the list of the table's parts
         reusable_files = self._find_reusable_files(part)
+
         content = ContentHash(volatile)
         with self._remove_on_error(part, reusable_files) as files:  # a list, which the block fills
             for rows in parquet.pieces(frames):
@@ -131,16 +146,24 @@ class Table:
                 files.append(self._write_file(part, rows, reusable_files))
             if not files:
                 raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
+
             pointer = Pointer(tuple(files), content.hexdigest(), record())
             line = pointer.encode(self.name, part)
+
         pointer_of_faster_run = self.commit(part, line_before, line)  # mostly None; to equal rows, which stay
         return pointer_of_faster_run or pointer
 
     @contextmanager
     def _remove_on_error(self, part: str, published: Mapping[str, PartFile]) -> Iterator[list[PartFile]]:
-        """Yield an empty list, to which the block adds the new files of a part; remove these if it raises.
+        """Collect the new files of a part in a list, and remove them if the `with` block raises.
 
-        published: published files with equal rows, by hash, which may be among those of the list: they stay.
+        Args:
+            part: The name of the part.
+            published: Files that are published already, by hash. They stay, even if the block adds them to
+                the list because their rows are equal.
+
+        Yields:
+            The list, empty at first. The block appends the files to it.
         """
         files: list[PartFile] = []
         try:
@@ -156,13 +179,20 @@ class Table:
         revised: Callable[[pl.DataFrame | None], pl.DataFrame],
         record: Callable[[], Mapping[str, Any]],
     ) -> Pointer:
-        """Read the rows of a part, change them by a function, and publish the result.
+        """Change the rows of a part by a function, and publish the result.
 
-        revised: gets the rows (None where they are missing or damaged) and returns the new ones. It is called again
-            where another writer was faster, so that the rows of both are kept.
-        record: returns what the rows were computed from.
+        If another writer replaces the part meanwhile, this starts again with that writer's rows, so that
+        the changes of both are kept.
 
-        Raises what `publish` raises, and StorageError where others replace the part all the time.
+        Args:
+            part: The name of the part.
+            revised: Takes the present rows and returns the new ones; may be called several times. It gets
+                None if the rows are missing or damaged.
+            record: Returns what the rows were computed from.
+
+        Raises:
+            StorageError: Other writers replaced the part in each of REVISIONS attempts.
+            WriteError: The result cannot be written. Other errors of `publish` are raised too.
         """
         with session(), self.storage.alone(self.folder / ".revise.lock"):
             for _ in range(REVISIONS):
@@ -194,11 +224,15 @@ class Table:
             yield pl.read_parquet(file, glob=False)
 
     def files(self, part: str, retries: int = RETRIES) -> list[str]:
-        """Return the paths of the Parquet files of a part, after their hashes were compared.
+        """List the paths of the Parquet files of a part, and compare their hashes first.
 
-        Raises MissingPart, and DamagedPart where a file is damaged: the part is then withdrawn, to be computed again.
+        Args:
+            part: The name of the part.
+            retries: How often to start again if a file is gone because the part was replaced meanwhile.
 
-        retries: how often the manifest is read again where the part was replaced meanwhile and a file is gone.
+        Raises:
+            MissingPart: The part is not published.
+            DamagedPart: A file is damaged. The part is then withdrawn, so that it is computed again.
         """
         while True:
             pointer = self.pointer(part)
@@ -220,13 +254,19 @@ class Table:
         return pl.scan_parquet(self.list_all_files(parts), glob=False)  # a folder may have brackets in its name
 
     def list_all_files(self, parts: Collection[str] | None = None) -> list[str]:
-        """Return the paths of the files of parts, or of all parts, after their hashes were compared.
+        """List the paths of the files of several parts, and compare their hashes first.
 
-        Raises MissingPart, DamagedPart.
+        Args:
+            parts: The names of the parts, or None for all parts of the table.
+
+        Raises:
+            MissingPart: A part is not published.
+            DamagedPart: A file is damaged.
         """
         paths: list[str] = []
         with session():
             chosen = self.parts() if parts is None else parts
+            # Download all files at once. Otherwise `files` would fetch them one by one.
             self.bring(chosen)
             for part in chosen:
                 paths.extend(self.files(part))
@@ -252,11 +292,19 @@ class Table:
         return self._read_manifest().line(part) is not None
 
     def pointer(self, part: str, manifest: Manifest | None = None) -> Pointer:
-        """Return the pointer of a part: its files, the version of its rows, the record of what made them.
+        """Read what a part consists of: its files, the version of its rows, and the record of what made them.
 
-        manifest: default: the manifest of the open session, or the file as it is now.
+        The files themselves are not looked at.
 
-        Raises MissingPart, DamagedPart, ReadError. The files themselves are not looked at.
+        Args:
+            part: The name of the part.
+            manifest: Where to look. The default is the table's manifest, as the open session remembers it
+                or, without a session, as it is now.
+
+        Raises:
+            MissingPart: The part is not published.
+            DamagedPart: The line of the part in the manifest is damaged.
+            ReadError: The manifest cannot be read.
         """
         line = (manifest or self._read_manifest()).line(part)
         if line is None:
@@ -267,16 +315,21 @@ class Table:
             raise DamagedPart(self.name, part, self.path.name, str(error)) from error
 
     def checked(self, part: str) -> Pointer:
-        """Return the pointer of a part, after a look at the size and the last bytes of each of its files.
+        """Return the pointer of a part, after a quick check of its files.
 
-        A session looks once, until the part changes. Raises MissingPart, DamagedPart.
+        The check compares the size and looks at the last bytes of each file. A session checks a part only
+        once, until the part changes.
+
+        Raises:
+            MissingPart: The part is not published.
+            DamagedPart: A file is missing, cut off or of another size, or the line in the manifest is damaged.
         """
         manifest = self._read_manifest()
         if part not in manifest.checked:
             pointer = self.pointer(part, manifest)
             for file in pointer.files:
                 self._check_file(part, file)
-            manifest.checked[part] = pointer
+            manifest.checked[part] = pointer  # remembered, also for later calls in this session
         return manifest.checked[part]
 
     def _check_file(self, part: str, file: PartFile) -> None:
@@ -294,19 +347,25 @@ class Table:
             return None
 
     def checked_files(self, part: str, since: int = 0) -> Iterator[CheckedFile]:
-        """Check the files of a part; yield each file with what is wrong.
+        """Check the files of a part.
 
-        since: with 0, the hash of every file is compared, and whole files are yielded too. Else a time (nanoseconds
-            since 1970): only damaged files are yielded, and of files that did not change since, the size alone is
-            compared.
+        It ends early if the part is replaced or withdrawn meanwhile, or if its line in the manifest is damaged.
 
-        Stops where the part was replaced or withdrawn meanwhile, or its line in the manifest is damaged.
+        Args:
+            part: The name of the part.
+            since: 0 compares the hash of every file. Otherwise a time in nanoseconds since 1970: only the
+                size is compared of files that have not changed since then.
+
+        Yields:
+            Each file with what is wrong with it. Whole files are only yielded if `since` is 0.
         """
         yields_whole_files = since == 0
+
         with suppress(MissingPart, DamagedPart):
             pointer = self.pointer(part)
             for file in pointer.files:
                 damage = self.storage.damage(self._format_file_path(part, file), file.bytes, file.hash, since)
+                # A replaced part may have lost its old files to `clean`: that is no damage.
                 if damage and self._was_replaced(part, pointer):
                     return
                 if damage or yields_whole_files:
@@ -346,9 +405,11 @@ class Table:
         return pointer.data_version if pointer else None
 
     def remembered(self, question: str, ask: Callable[[], Answer]) -> Answer:
-        """Return the answer to a question about the published parts; it is remembered until the manifest changes.
+        """Answer a question about the published parts, and remember the answer until the manifest changes.
 
-        ask: computes the answer.
+        Args:
+            question: A name for the question, such as "version".
+            ask: Computes the answer. It is only called if no answer is remembered.
         """
         answers = self._read_manifest().answers
         if question not in answers:
@@ -384,15 +445,23 @@ class Table:
         return {file.hash: file for file in pointer.files}
 
     def _write_file(self, part: str, rows: pl.DataFrame, reusable_files: Mapping[str, PartFile]) -> PartFile:
-        """Write rows as a Parquet file of the part, or return a published file with the same content.
+        """Write rows to a new Parquet file of a part, unless a published file already has the same content.
 
-        reusable_files: published files by hash.
+        Args:
+            part: The name of the part.
+            rows: The rows of the file.
+            reusable_files: Published files by the hash of their content.
+
+        Returns:
+            The new file, or the published one.
         """
         content = parquet.encode(rows)
         digest = content_hash(content)
+
         published = reusable_files.get(digest)
         if published is not None and self._is_undamaged(part, published):
             return published
+
         file = PartFile(name=f"{uuid4().hex}.parquet", bytes=len(content), hash=digest, rows=rows.height)
         self._add_file(self.file_path(part, file), content)
         return file
@@ -416,19 +485,26 @@ class Table:
     def _remove_files(self, part: str, files: Iterable[PartFile]) -> None:
         """Remove files of a part that no manifest names."""
         open_session = get_current_session()
-        if open_session:  # a file that is still being written would come back
+        # First wait for background writes: a file that is still being written would come back.
+        if open_session:
             with suppress(StorageError):
                 open_session.settle()
+
         self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _read_manifest(self, anew: bool = False) -> Manifest:
-        """Return the manifest of the table, the list of its parts. A session reads it once; else every call does.
+        """Return the manifest of the table, which lists its parts.
 
-        anew: read it again in a session, too, and over an object store the object itself.
+        A session reads it once and keeps it, together with changes that are not written yet. Without a
+        session it is read at every call.
+
+        Args:
+            anew: Read it again even in a session, and in an object store not from this machine's copy.
         """
         open_session = get_current_session()
         if open_session is None:
             return Manifest(self.storage, self.name).read(anew)
+
         manifest: Manifest | None = open_session.held.get(self._held_key)  # with changes that are not written yet
         if manifest is None:
             manifest = Manifest(self.storage, self.name).read(anew)
@@ -440,33 +516,48 @@ class Table:
     def commit(
         self, part: str, line_before: bytes | None, line: bytes | None, write_now: bool = False
     ) -> Pointer | None:
-        """Publish or withdraw a part: give it another line in the manifest (the list of the table's parts).
+        """Publish or withdraw a part by giving it another line in the manifest, which lists the parts of the table.
 
-        Returns what another run published meanwhile where that is equal and stays, else None. Raises LostRace where
-        another run published something else.
+        The line is not always written at once: a worker leaves that to the process that leads the step, and a
+        batch writes several lines together.
 
-        line_before: the part's line when the caller began; None where it had none.
-        line: the new line; None withdraws the part.
-        write_now: write the manifest at once. Otherwise a worker leaves that to the leading process, and a batch writes
-            several lines together.
+        Args:
+            part: The name of the part.
+            line_before: The line of the part when the caller began, or None if it had none.
+            line: The new line, or None to withdraw the part.
+            write_now: Write the manifest at once in any case.
+
+        Returns:
+            None, or the pointer of another run that has published equal rows meanwhile. That one then stays.
+
+        Raises:
+            LostRace: Another run has published something else meanwhile.
         """
         manifest = self._read_manifest()
         manifest.change(part, line_before, line)  # in memory; `flush` writes it
         if write_now:
             return self.flush(manifest).get(part)
+
         open_session = get_current_session()
         if open_session and open_session.news is not None:  # in a worker: the leading process is told, and writes it
             open_session.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
             return None
+
         if open_session and open_session.batching and not manifest.is_due():  # a later call writes it, with others
             return None
         return self.flush(manifest).get(part)
 
     def flush(self, manifest: Manifest | None = None) -> dict[str, Pointer]:
-        """Write the pending changes of the manifest, by default of the table's manifest in this session.
+        """Write the changes of the manifest that are not written yet.
 
-        Returns, by part, the other run's pointer where it published equal rows meanwhile. Raises LostRace where it
-        published other rows.
+        Args:
+            manifest: The manifest to write. The default is the table's manifest in this session.
+
+        Returns:
+            For each part of which another run has published equal rows meanwhile, that run's pointer.
+
+        Raises:
+            LostRace: Another run has published other rows meanwhile.
         """
         open_session = get_current_session()
         if open_session:
@@ -475,18 +566,30 @@ class Table:
         return {part: self._give_way(part, lost_line) for part, lost_line in lost_lines.items()}
 
     def _give_way(self, part: str, lost_line: bytes | None) -> Pointer:
-        """Give way to another run that changed a part first: remove this run's files, return the other's pointer.
+        """Accept that another run was the first to change a part, if its rows are the same.
 
-        lost_line: what this run would have put into the manifest; None where it would have withdrawn the part.
+        The files of this run are removed in any case.
 
-        Raises LostRace unless the other run has published the same rows, from the same settings and inputs.
+        Args:
+            part: The name of the part.
+            lost_line: The line that this run wanted to write, or None if it wanted to withdraw the part.
+
+        Returns:
+            The part as the other run published it.
+
+        Raises:
+            LostRace: The other run withdrew the part, or made it from other settings or inputs, or got other
+                rows. Also raised if this run wanted to withdraw the part.
         """
-        winner = self._find_pointer(part)  # None: the other run withdrew the part
+        # None if the other run withdrew the part.
+        winner = self._find_pointer(part)
         if lost_line is None:
             raise LostRace(self.name, part, winner, changed=())
+
         loser = decode(lost_line)
         winner_files = winner.files if winner else ()
         self._remove_files(part, set(loser.files).difference(winner_files))
+
         if winner is None:
             raise LostRace(self.name, part, winner=None, changed=())
         changed = changes(loser.record, winner.record)
@@ -502,9 +605,15 @@ class Table:
             return None
 
     def _iter_verified_paths(self, part: str, pointer: Pointer) -> Iterator[Path]:
-        """Yield the paths of the files of a part, after their hashes were compared.
+        """Yield the paths of the files of a part, each after its hash was compared.
 
-        A part with a damaged file is withdrawn. Raises DamagedPart then, and MissingPart where another run withdrew it.
+        Args:
+            part: The name of the part.
+            pointer: The files of the part, as the manifest lists them.
+
+        Raises:
+            DamagedPart: A file is missing or damaged. The part is then withdrawn.
+            MissingPart: A file is missing or damaged, and another run has withdrawn the part already.
         """
         for file in pointer.files:
             try:
@@ -516,13 +625,22 @@ class Table:
             yield path
 
     def _withdraw_damaged(self, part: str, pointer: Pointer, damaged_file: PartFile) -> None:
-        """Withdraw a part with a damaged file, and rename the file, unless the part was published anew since.
+        """Withdraw a part that has a damaged file, and rename the file.
 
-        pointer: the part as it was read. Raises MissingPart where another run has withdrawn the part.
+        Nothing happens if the part was published again since it was read.
+
+        Args:
+            part: The name of the part.
+            pointer: The part as it was read.
+            damaged_file: One of its files.
+
+        Raises:
+            MissingPart: Another run has withdrawn the part already.
         """
         line_now = self._read_manifest(anew=True).line(part)
         if line_now is None:
             raise MissingPart(self.name, part)
+
         is_still_published = decode(line_now) == pointer
         if is_still_published:
             self._withdraw_at_once(part, line_now)
@@ -587,9 +705,17 @@ class Lake:
 
     @contextmanager
     def batch(self) -> Iterator[LakeSession]:
-        """Collect publications inside the block: manifests are written every few seconds, files in the background.
+        """Collect what is published in the `with` block, to write it together.
 
-        Yields the session of the block. At its end, what is left is written. Raises LostRace and WriteError.
+        Manifests are written every few seconds, and files in the background. The end of the block writes
+        what is left and waits for it.
+
+        Yields:
+            The session of the block.
+
+        Raises:
+            LostRace: Another run has published something else of the same part.
+            WriteError: Something cannot be written.
         """
         with session() as open_session:
             batching_before = open_session.batching
@@ -602,16 +728,19 @@ class Lake:
                 open_session.settle()  # waits for the files that are written in the background
 
     def flush(self, due: bool = False) -> None:
-        """Write the manifests (lists of a table's parts) with changes that this session has not written yet.
+        """Write all manifests (the lists of parts of tables) that this session has changed.
 
-        due: only those whose changes have waited for some seconds, or are many.
+        Args:
+            due: Skip manifests whose changes are few and recent.
         """
         open_session = get_current_session()
         if open_session is None:  # then every change was written at once
             return
+
         for manifest in list(open_session.held.values()):
             if not isinstance(manifest, Manifest) or not manifest.pending:  # the session holds names of files, too
                 continue
+
             may_wait = due and not manifest.is_due()
             if not may_wait:
                 Table(manifest.storage, manifest.table).flush(manifest)
@@ -627,16 +756,29 @@ class Lake:
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
     ) -> RowStore:
-        """Open the computed rows `name` that hold under `identity`: everything that determines their values.
+        """Open a row store: rows that are computed once and looked up by key.
 
-        Opening marks the rows as in use, which `clean` respects. Raises WriteError; NotPlain or TypeError for an
-        identity that cannot be written down or has no fingerprint.
+        Opening marks the store as in use, so that `clean` keeps it.
+
+        Args:
+            name: The folder of the stores of this kind.
+            identity: Everything that determines the values of the rows, such as a model and a prompt. Each
+                identity has a store of its own.
+            key: The columns by which rows are looked up.
+            schema: All columns; those of the key come first.
+
+        Raises:
+            WriteError: The identity cannot be written.
+            NotPlain: The identity contains a value that JSON cannot express.
+            TypeError: The identity contains a value of a type that has no fingerprint.
         """
         path = f"{name}/{fingerprint(identity)}"
+
         open_session = get_current_session()
         later = None
         if open_session and open_session.batching:
             later = open_session.later  # over an object store, the identity is then written in the background
+
         self.storage.mark(self.root / path / IDENTITY, as_json(path, identity, sort_keys=True), later)
         return RowStore(self.storage, path, key, pl.Schema(schema))
 

@@ -17,15 +17,20 @@ def write_comments(
 ) -> None:
     """Write comments (COMMENT ON) to the tables, views and columns of a DuckDB file.
 
-    A column of a view or a derived table takes the comment of that column in the first table that it is made from.
+    Each column of a view or derived table that has no comment of its own takes the comment of the
+    column with the same name, from the first table that has one.
 
-    tables: those with declared comments. derived: table without a declaration -> the tables that it is made from.
+    Args:
+        connection: A connection to the file.
+        tables: The tables with declared comments.
+        derived: For each table without a declaration, the tables that it is made from.
     """
     views = _query_tables_read_by_views(connection)
     for table in tables:
         kind = "VIEW" if table.name in views else "TABLE"
         connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quote_sql(table.comment)}')
         _write_column_comments(connection, table.name, table.columns)
+
     sources_by_name = {**derived, **views}
     for name, sources in sources_by_name.items():
         _inherit_comments(connection, name, sources)
@@ -41,9 +46,16 @@ def _query_tables_read_by_views(connection: duckdb.DuckDBPyConnection) -> dict[s
 
 
 def _inherit_comments(connection: duckdb.DuckDBPyConnection, name: str, sources: Sequence[str]) -> None:
-    """Give each column without a comment the comment of that column in the first of the sources that has one."""
+    """Give columns without a comment the comment of a column with the same name.
+
+    Args:
+        connection: A connection to the file.
+        name: The table or view.
+        sources: The tables that it is made from. The first one with a comment for a column counts.
+    """
     query = "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND comment IS NULL"
     lacking = {column for (column,) in connection.execute(query, [name]).fetchall()}
+
     for source in sources:
         comments = _query_column_comments(connection, source)
         inherited = {column: comments[column] for column in lacking if column in comments}

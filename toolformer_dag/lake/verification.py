@@ -29,15 +29,26 @@ VERIFIED = ".verified"
 
 
 def checked_files(lake: Lake, since: int = 0) -> Iterator[CheckedFile]:
-    """Check all manifests, files of tables and files of row stores (computed rows); yield each with what is wrong.
+    """Check all manifests, all files of tables, and all files of row stores (rows that are computed once).
 
-    since: of files that did not change since then (nanoseconds since 1970), only those of a wrong size are yielded.
+    The warehouse, the indexes of tools and shard files are not checked.
 
-    Raises ReadError. The warehouse, tool indexes and shard files are not covered.
+    Args:
+        lake: The lake.
+        since: A time in nanoseconds since 1970. Only the size is compared of files that have not changed
+            since then. 0 compares the hash of every file.
+
+    Yields:
+        Each file with what is wrong with it. With another `since` than 0, undamaged Parquet files of tables are
+        left out.
+
+    Raises:
+        ReadError: A file cannot be read.
     """
     items = list(inventory(lake.storage, all_parts=False))
     stores = {item.owner for item in items if _is_of_store(item)}
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}
+
     for store in sorted(stores):
         yield from _verify_store(lake, store, since)
     for table in sorted(tables):
@@ -50,17 +61,24 @@ def _is_of_store(item: LakeFile) -> bool:
 
 
 def set_aside_damaged(lake: Lake) -> list[CheckedFile]:
-    """Set aside the files that were damaged since the last call, so that they are computed again; return them.
+    """Set aside the files that were damaged since the last call, so that they are computed again.
 
-    In an object store nothing is checked here: readers compare the hash of what they fetch.
+    Nothing is checked in an object store, because there readers compare the hash of what they fetch.
+
+    Returns:
+        The damaged files.
     """
     if isinstance(lake.storage, ObjectStorage) or not lake.root.is_dir():
         return []
+
     time_file = lake.root / VERIFIED  # has the time of the last call
-    began = time.time_ns() - CLOCK_LAG_NS  # a file that changes from now on may show a time of change that much earlier
+    # The time of change of a file may lag behind the clock, so the next call looks back a little further.
+    began = time.time_ns() - CLOCK_LAG_NS
+
     damaged = _list_damaged_since(lake, _read_verified_until(time_file))
     for file in damaged:
         set_aside_file(lake, file.path)
+
     write_whole(time_file, str(began).encode())
     return damaged
 
@@ -71,11 +89,16 @@ def _list_damaged_since(lake: Lake, since: int) -> list[CheckedFile]:
 
 
 def _read_verified_until(time_file: Path) -> int:
-    """Return the time in a file; 0 where it has none, or a time in the future (a clock was set back)."""
+    """Read a time from a file.
+
+    Returns:
+        The time, or 0 if there is none or if it is in the future because a clock was set back.
+    """
     try:
         until = int(time_file.read_bytes())
     except (OSError, ValueError):
         return 0
+
     is_future = until > time.time_ns()
     return 0 if is_future else until
 
@@ -83,14 +106,15 @@ def _read_verified_until(time_file: Path) -> int:
 def set_aside_file(lake: Lake, path: Path) -> None:
     """Set a damaged file of the lake aside, so that what it held is computed again.
 
-    - A manifest (the list of a table's parts) is written anew with the parts that can be read
-    - A part of a table that has the file is withdrawn
-    - A file of a row store (computed rows) is renamed: its rows count as missing
-    - Any other file stays as it is
+    - A manifest (the list of a table's parts) is written again with the parts that can be read.
+    - A part of a table is withdrawn if one of its files is damaged.
+    - A file of a row store is renamed, so that its rows count as missing.
+    - Any other file stays as it is.
     """
     item = parse_lake_file(lake.storage, path)
     if item is None:
         return
+
     if item.kind == "manifest":
         lake.table(item.owner).mend()
     elif item.kind == "part":
@@ -106,11 +130,16 @@ def _withdraw_damaged_part(table: Table, part: str) -> None:
 
 
 def _verify_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
-    """Check the manifest of a table (the list of its parts) and the files of the parts; return each with its fault.
+    """Check the manifest of a table (the list of its parts) and the files of the parts.
 
-    A table without a manifest has no fault, and no entry of it.
+    Args:
+        lake: The lake.
+        name: The name of the table.
+        since: A time in nanoseconds since 1970. Only the size is compared of files that have not changed
+            since then.
 
-    since: files that did not change since then (nanoseconds since 1970) are not read.
+    Returns:
+        The manifest and the files, with what is wrong with them. A missing manifest is left out.
     """
     table = lake.table(name)
     part_files: list[CheckedFile] = []
@@ -118,7 +147,9 @@ def _verify_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
         fault = table.damage()
         for part in table.parts():
             part_files.extend(table.checked_files(part, since))
-    if fault == MANIFEST_GONE:  # there is no manifest yet: the very first run was killed, or goes on
+
+    # The very first run has not written a manifest yet, or was killed before.
+    if fault == MANIFEST_GONE:
         return part_files
     return [_build_checked_manifest(table, fault), *part_files]
 
@@ -139,7 +170,10 @@ def _verify_store(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
 def _verify_identity(lake: Lake, path: Path) -> CheckedFile:
     """Check the identity.json of a row store, which says what its rows were computed with.
 
-    Its fingerprint has to be the name of its folder. Raises FileNotFoundError.
+    The fingerprint of its content has to be the name of its folder.
+
+    Raises:
+        FileNotFoundError: There is no such file.
     """
     try:
         content, _ = lake.storage.read(path)
@@ -147,6 +181,7 @@ def _verify_identity(lake: Lake, path: Path) -> CheckedFile:
         raise
     except OSError:  # it cannot be read
         return CheckedFile(path, bytes=0, reason=NO_IDENTITY)
+
     names_its_folder = _compute_fingerprint_or_none(content) == path.parent.name
     return CheckedFile(path, len(content), reason=None if names_its_folder else NO_IDENTITY)
 

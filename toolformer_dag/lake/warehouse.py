@@ -70,30 +70,44 @@ class WarehouseError(StorageError):
 
 
 def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[Path] = ()) -> pl.DataFrame:
-    """Run one read-only query over the warehouse (a DuckDB file) and return its rows.
+    """Run one read-only query over the warehouse, a DuckDB file.
 
-    The answer of DESCRIBE has the comments of tables and columns. Ctrl-C ends the query; where DuckDB does not stop in
-    time, it ends this process. Raises WarehouseError.
+    DESCRIBE also shows the comments of tables and columns. Ctrl-C ends the query. If DuckDB does not stop
+    in time, it ends this process.
 
-    gib: the most memory, in GiB, and as much again on the disk; None: no limit.
-    folders: folders whose files the query may read too; without them it reaches no other file.
+    Args:
+        database: The warehouse file.
+        sql: The query.
+        gib: The most memory that it may use, in GiB, and as much space on the disk. None sets no limit.
+        folders: Folders with files that the query may read too. It can read no other files.
+
+    Raises:
+        WarehouseError: There is no warehouse, or it cannot answer the query.
     """
     _refuse_half_characters(sql)
     config = _build_limits(gib)
+
     if not folders:
         with open_warehouse(database, config | CLOSED) as connection:  # no access to other files
             return _answer_or_stop(connection, sql, QUERIES, database)
     with open_warehouse(database, config) as connection:
-        _close_all_but(connection, folders)  # CLOSED, after the folders were named: then no setting can be changed
+        # Forbids access to all other files, and any further change of settings.
+        _close_all_but(connection, folders)
         return _answer_or_stop(connection, sql, QUERIES_OVER_FOLDERS, database)
 
 
 def _answer_or_stop(
     connection: duckdb.DuckDBPyConnection, sql: str, kinds: Collection[str], database: Path
 ) -> pl.DataFrame:
-    """Run one statement whose type is among `kinds`, in a thread, so that Ctrl-C is noticed; return its rows.
+    """Run one SQL statement in a thread, so that Ctrl-C is noticed meanwhile.
 
-    Ctrl-C interrupts the statement, and ends this process where DuckDB does not stop in time.
+    Ctrl-C interrupts the statement, and ends this process if DuckDB does not stop in time.
+
+    Args:
+        connection: An open connection.
+        sql: The statement.
+        kinds: The types of statements that are allowed, such as SELECT.
+        database: The warehouse file.
     """
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(_answer_query, connection, sql, kinds)
@@ -123,20 +137,29 @@ def _build_limits(gib: float | None) -> dict[str, Any]:
 
 
 def _stop_or_die(connection: duckdb.DuckDBPyConnection, answer: "Future[pl.DataFrame]", database: Path) -> None:
-    """Interrupt a query; end this process where DuckDB does not stop within INTERRUPT_SECONDS."""
+    """Interrupt a query. If DuckDB does not stop within INTERRUPT_SECONDS, end this process.
+
+    Args:
+        connection: The connection of the query.
+        answer: Done as soon as the query has ended.
+        database: The warehouse file.
+    """
     for _ in range(round(INTERRUPT_SECONDS / POLL_SECONDS)):
         connection.interrupt()  # more than once: it may be between two statements
         if wait([answer], POLL_SECONDS).done:
             return
+
+    # Remove what the query has spilled to the disk, then end the process as Ctrl-C does by default.
     shutil.rmtree(_get_spill_folder(database), ignore_errors=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def _close_all_but(connection: duckdb.DuckDBPyConnection, folders: Sequence[Path]) -> None:
-    """Let a connection read the files in these folders and below them, and no others, for good.
+    """Let a connection read the files in some folders and below, and no others, for good.
 
-    Raises WarehouseError for a folder that is not there.
+    Raises:
+        WarehouseError: A folder does not exist.
     """
     allowed: list[str] = []
     for folder in folders:
@@ -144,6 +167,7 @@ def _close_all_but(connection: duckdb.DuckDBPyConnection, folders: Sequence[Path
             raise WarehouseError(f"--read {folder}: there is no such folder; name one that holds your files")
         allowed.append(quote_sql(folder.absolute()))
         allowed.append(quote_sql(folder.resolve()))  # DuckDB follows no link before it compares
+
     connection.execute(f"SET allowed_directories = [{', '.join(allowed)}]")
     for setting, value in CLOSED.items():
         connection.execute(f"SET {setting} = {value}")
@@ -162,17 +186,24 @@ def _answer_query(connection: duckdb.DuckDBPyConnection, sql: str, kinds: Collec
 def open_warehouse(
     database: Path, config: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the warehouse (a DuckDB file) for reading; yield a connection, which may make temporary tables.
+    """Open the warehouse, a DuckDB file, for reading. Only temporary tables can be made in it.
 
-    config: settings of DuckDB, such as CLOSED.
+    Args:
+        database: The file.
+        config: Settings of DuckDB, such as CLOSED.
 
-    Raises WarehouseError where there is no such file, and in place of DuckDB's errors, also those of the block.
+    Yields:
+        The connection.
+
+    Raises:
+        WarehouseError: There is no such file, or DuckDB raised an error, also in the `with` block.
     """
     if not database.is_file():
         raise WarehouseError(
             f"there is no warehouse at {database} yet; run `toolformer-dag run`, or materialize "
             "warehouse/toolformer_duckdb"
         )
+
     try:
         # The order counts: before `enable_external_access` = False, DuckDB refuses `temp_directory`.
         settings = {**OFFLINE, **config, "temp_directory": str(_get_spill_folder(database))}
@@ -183,13 +214,18 @@ def open_warehouse(
 
 
 def _format_message_with_remedy(database: Path, error: duckdb.Error) -> str:
-    """Return the message of an error of DuckDB over this file, with what to do about it where that is known."""
+    """Format the message of a DuckDB error.
+
+    What to do about the error is added if it is known.
+    """
     message = str(error)
     if isinstance(error, duckdb.CatalogException) and not _query_names(database):
         return f"{database} holds no tables yet; run `toolformer-dag run`"
+
     for words, remedy in REMEDIES.items():
         if words in message:
             return f"{database}: {message.splitlines()[0]}; {remedy}"
+
     if NO_ACCESS_WORDS in message:
         return f"{message}; {NO_ACCESS_REMEDY}"
     return message
@@ -202,17 +238,22 @@ def _get_spill_folder(database: Path) -> Path:
 
 
 def refuse_other_file(database: Path) -> None:
-    """Raise WarehouseError where something exists at `database` that was not built by this project.
+    """Check that a file can be replaced by the warehouse: it has to be missing, or built by this project.
 
-    A file that lies beside a seal may be replaced, even where it is damaged, unless it is another database.
+    A damaged file with a seal beside it can be replaced too, unless it is another database.
+
+    Raises:
+        WarehouseError: Something else is in the place of the warehouse.
     """
     if not database.exists():
         return
     if database.is_dir():
         raise _build_other_file_error(database, "a folder")
+
     seal = read_seal(database) if database.is_file() else None
     if seal and seal["bytes"] == database.stat().st_size:
         return
+
     # The file is damaged, has lost its seal, or is another one.
     if not (seal or _is_duckdb_file(database)):
         raise _build_other_file_error(database, "no DuckDB file and will not be replaced")
@@ -242,9 +283,12 @@ def _query_names(database: Path) -> list[str]:
 
 
 def _is_duckdb_file(file: Path) -> bool:
-    """Return whether the first bytes of a file are those of a DuckDB file. Raises ReadError.
+    """Return whether the first bytes of a file are those of a DuckDB file.
 
     They are a checksum (8 bytes), MAGIC (4 bytes), and the version of the format (8 bytes).
+
+    Raises:
+        ReadError: The file cannot be read.
     """
     if not file.is_file():
         return False
@@ -253,20 +297,29 @@ def _is_duckdb_file(file: Path) -> bool:
             head = stream.read(20)
     except OSError as error:
         raise ReadError(file, error) from error
-    storage_version = int.from_bytes(head[12:], "little")  # huge in a text that happens to have MAGIC there
+
+    # In a text that happens to have MAGIC in this place, this number would be huge.
+    storage_version = int.from_bytes(head[12:], "little")
     return head[8:12] == MAGIC and storage_version < STORAGE_VERSIONS
 
 
 def damage(database: Path) -> str | None:
-    """Read the whole file and return what is wrong with it; None where it is what was built."""
-    with lock_builds(database):  # between the rename and the seal of another build there is a moment
+    """Read the whole warehouse file, and compare it with the hash in its seal.
+
+    Returns:
+        What is wrong with the file, or None if it is as it was built.
+    """
+    # Another build first renames its file, then writes the seal. Do not look between the two.
+    with lock_builds(database):
         seal = read_seal(database)
         if seal is None:
             return f"cannot be verified: {get_seal_path(database)} is missing or damaged"
+
         try:
             content_hash = stream_hash(database)
         except OSError as error:
             return f"cannot be verified ({error})"
+
     is_as_built = content_hash == seal["hash"]
     return None if is_as_built else "is damaged: its content is not what was built"
 

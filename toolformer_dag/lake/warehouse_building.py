@@ -75,12 +75,18 @@ class DeclaredWarehouse(Protocol):
 
 
 def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[str, int]:
-    """Bring the warehouse, a DuckDB file for queries, up to what the tables of the lake hold; return table -> rows.
+    """Bring the warehouse, a DuckDB file for queries, up to date with the tables of the lake.
 
-    Where few shards changed, their rows are replaced in a copy of the last file. The file is replaced as a whole.
+    If few shards have changed, only their rows are replaced, in a copy of the last file. The file is
+    always replaced as a whole, so that the old file stays if anything fails.
 
-    Raises DamagedPart, WriteError, and WarehouseError where DuckDB or Polars cannot write the file or refuses the rows;
-    then the old file stays.
+    Returns:
+        The number of rows by table.
+
+    Raises:
+        DamagedPart: A part of a table is damaged.
+        WriteError: The file cannot be written.
+        WarehouseError: There is another file in its place, or DuckDB or Polars failed.
     """
     refuse_other_file(database)
     try:
@@ -93,17 +99,27 @@ def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[s
 
 
 def _build_in_folder(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Path) -> Mapping[str, int]:
-    """Build the file in a scratch folder, from nothing or from a copy of the present one, then put it in place.
+    """Build the warehouse in a scratch folder, then put it in place.
 
-    folder: empty, on the same disk as `database`. The caller holds the lock. Returns table -> rows.
+    Args:
+        lake: The lake.
+        warehouse: What the warehouse holds.
+        database: The warehouse file. The caller holds its lock.
+        folder: An empty folder on the same disk.
+
+    Returns:
+        The number of rows by table.
     """
     content = _collect_content(lake, warehouse)  # the versions of everything that the file is built from
     sources = _collect_sources(lake, warehouse.tables, content, _read_last_content(database))
     record_files = _write_record_rows(lake, warehouse, content, folder)  # a Parquet file per table
+
     fresh = folder / "fresh.duckdb"
-    updates_copy = sources.changed_shards is not None  # else all tables are built from nothing
+    updates_copy = sources.changed_shards is not None
+    # Start from a copy of the present file. Otherwise all tables are built from nothing.
     if updates_copy:
         shutil.copyfile(database, fresh)
+
     counts = warehouse.fill(fresh, folder, sources.list_files_with(record_files), sources.changed_shards)
     _put_in_place(fresh, database, content)
     return counts
@@ -128,21 +144,37 @@ class _Sources:
 def _collect_sources(
     lake: Lake, tables: Sequence[WarehouseTable], content: "Content", last: "Content | None"
 ) -> _Sources:
-    """Return what to read for a file with `content`. last: what the present file was built from, if it is whole."""
+    """Decide which files a build has to read, and whether it can update a copy of the present file.
+
+    Args:
+        lake: The lake.
+        tables: The tables of the warehouse.
+        content: What the new file is built from.
+        last: What the present file was built from, or None if it is missing or damaged.
+    """
     changed_shards = last.changed_shards(content) if last else None
     if last is None or changed_shards is None:
         return _Sources(_list_all_files(lake, tables), changed_shards=None)
+
     files = _list_files_of_shards(lake, tables, changed_shards, last.kept_places)
     return _Sources(files, changed_shards)
 
 
 def _write_record_rows(lake: Lake, warehouse: DeclaredWarehouse, content: "Content", folder: Path) -> dict[str, str]:
-    """Write the rows that follow from records of parts, a Parquet file per table, into `folder`; return the files.
+    """Write the rows that follow from the records of parts, not from their rows, to Parquet files.
 
-    Without such rows a file is empty and names the columns.
+    Args:
+        lake: The lake.
+        warehouse: What the warehouse holds.
+        content: What the file is built from.
+        folder: Where the files are written.
+
+    Returns:
+        The path of the file of each table. It is empty, with the right columns, if there are no such rows.
     """
     empty_frames = {table.name: table.schema.to_frame() for table in warehouse.tables}
     record_rows = warehouse.record_rows(_collect_records(lake, content), content.sources)
+
     files = {}
     for name, frame in {**empty_frames, **record_rows}.items():
         files[name] = str(folder / f"{name}.parquet")
@@ -159,10 +191,15 @@ def _put_in_place(fresh: Path, database: Path, content: "Content") -> None:
 
 @contextmanager
 def _create_scratch_folder(database: Path) -> Iterator[Path]:
-    """Yield an empty scratch folder beside the file, and remove it after the block. The caller holds the lock."""
-    folder = database.with_name(f".{database.name}.spilled")  # a killed build may have left one
+    """Create an empty scratch folder beside the file, and remove it after the `with` block.
+
+    The caller holds the lock of the file.
+    """
+    # A killed build may have left the folder, so remove it first.
+    folder = database.with_name(f".{database.name}.spilled")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
+
     try:
         yield folder
     finally:
@@ -170,7 +207,11 @@ def _create_scratch_folder(database: Path) -> Iterator[Path]:
 
 
 def _explain_error(error: Exception) -> str:
-    """Return the first line of an error of DuckDB or Polars, and what to do: "... ; free space and run again"."""
+    """Explain an error of DuckDB or Polars.
+
+    Returns:
+        Its first line and what to do about it, such as "...; free space and run again".
+    """
     limit = explain_limit_met(error)
     if limit:
         remedy = f"{limit} and run again"
@@ -203,15 +244,21 @@ class Content:
     shards: Mapping[str, str]
 
     def changed_shards(self, now: "Content") -> list[str] | None:
-        """Return the shards whose rows differ between the file (self) and the lake (`now`).
+        """List the shards whose rows differ between the present file (self) and the lake.
 
-        None where the file has to be built from nothing: it cannot be updated, or more than MOST_CHANGED_SHARE of the
-        shards differ.
+        Args:
+            now: What a file would be built from now.
+
+        Returns:
+            The shards, or None if the file has to be built from nothing: it cannot be updated, or more than
+            MOST_CHANGED_SHARE of the shards differ.
         """
         if not self._can_be_updated(now):
             return None
+
         shards = dict.fromkeys([*self.shards, *now.shards])  # each once, in order
         changed = [shard for shard in shards if self.shards.get(shard) != now.shards.get(shard)]
+
         if len(changed) > MOST_CHANGED_SHARE * len(now.shards):
             return None
         return changed
@@ -224,7 +271,7 @@ class Content:
 
 
 def _collect_content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
-    """Return the versions of everything that the warehouse would be built from now."""
+    """Collect the versions of everything that the warehouse would be built from now."""
     tables_by_shard = [table for table in warehouse.tables if table.by_shard]
     parts = list(_iter_source_parts(lake, tables_by_shard))
     return Content(
@@ -237,20 +284,30 @@ def _collect_content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
 def _compute_versions_of_shards(
     lake: Lake, warehouse: DeclaredWarehouse, parts: Sequence["SourcePart"]
 ) -> dict[str, str]:
-    """Return a fingerprint of each shard's rows in all tables of the warehouse that have a part per shard.
+    """Compute a version of each shard, which changes whenever the warehouse would show something else of it.
 
-    parts: of these tables. Where a table's data version leaves columns out (`tables_by_file`), the hashes of its files
-    count in addition.
+    The version of a part's data leaves some columns out, such as costs. For tables that show these columns
+    (`tables_by_file`), the hashes of the files count too.
+
+    Args:
+        lake: The lake.
+        warehouse: What the warehouse holds.
+        parts: The parts of all tables that have one part per shard.
+
+    Returns:
+        A fingerprint for each shard.
     """
     versions: dict[str, list[object]] = {}
     for source in parts:
         shard = source.part
         shard_version = _compute_shard_version(warehouse, source.pointer)
         versions.setdefault(shard, []).append([source.name, shard_version])
+
     for source in _iter_source_parts(lake, warehouse.tables_by_file):
         shard = source.part
         hashes = _list_file_hashes(source.pointer)
         versions.setdefault(shard, []).append([source.name, hashes])
+
     return {shard: fingerprint(shard_versions) for shard, shard_versions in versions.items()}
 
 
@@ -264,10 +321,15 @@ def _collect_kept_places(parts: Sequence["SourcePart"]) -> dict[str, str]:
 
 
 def _read_last_content(database: Path) -> Content | None:
-    """Return what the file was built from; None where it is damaged, or an earlier release built it."""
+    """Read what the present file was built from.
+
+    Returns:
+        None if the file is missing or damaged, or if an earlier release built it.
+    """
     seal = read_seal(database)
     if seal is None or not database.is_file() or stream_hash(database) != seal["hash"]:
         return None
+
     try:
         return Content(**seal["content"])
     except TypeError:
@@ -275,19 +337,33 @@ def _read_last_content(database: Path) -> Content | None:
 
 
 def explain_out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> list[str]:
-    """Return why the warehouse file is out of date, a line per reason; empty where it is up to date."""
+    """Explain why the warehouse file is out of date.
+
+    Returns:
+        One line per reason, none if the file is up to date.
+    """
     if not database.is_file():
         return [f"{database} is gone"]
+
     reason = damage(database)
     if reason:
         return [f"{database} {reason}"]
+
     seal = read_seal(database)
     copied = seal["content"].get("sources", {}) if seal else {}
     return _describe_changed_sources(copied, _compute_source_versions(lake, warehouse))
 
 
 def _describe_changed_sources(copied: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return a line per lake table whose version differs, sorted by name. copied: the versions in the file."""
+    """List the lake tables that have changed since they were copied into the file.
+
+    Args:
+        copied: The version of each table in the file.
+        now: The version of each table in the lake.
+
+    Returns:
+        One line per table, sorted by name.
+    """
     lines = []
     for name in sorted({*copied, *now}):
         if copied.get(name) != now.get(name):
@@ -302,15 +378,20 @@ def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
 
 
 def _compute_source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
-    """Return a version of each lake table that is copied, by name; under SETTINGS that of columns and views.
+    """Compute a version of each lake table that is copied into the warehouse.
 
-    Where a table has columns that its data version leaves out (`tables_by_file`, such as costs), the hashes of its
-    files count in addition.
+    The version of a part's data leaves some columns out, such as costs. For tables that show these columns
+    (`tables_by_file`), the hashes of the files count too.
+
+    Returns:
+        The versions by table name. SETTINGS has the version of columns, comments and views.
     """
     names = [name for table in warehouse.tables for name in table.sources]
     versions = {SETTINGS: fingerprint(warehouse.settings)}
+
     for name in names:
         versions[name] = _compute_table_version(lake.table(name), warehouse)
+
     for source in _iter_source_parts(lake, warehouse.tables_by_file):
         version_so_far = versions[source.name]
         versions[source.name] = fingerprint([version_so_far, source.part, _list_file_hashes(source.pointer)])
@@ -335,9 +416,9 @@ def _iter_source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator
 
 
 def _compute_table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
-    """Return a hash of what the warehouse shows of a lake table: settings, rows, rejections and thresholds.
+    """Compute a version of a lake table, which changes whenever the warehouse would show something else of it.
 
-    It is remembered until the table changes.
+    It covers settings, rows, rejections and thresholds. It is remembered until the table changes.
     """
 
     def compute_version() -> str:
@@ -390,10 +471,14 @@ def _list_all_files(lake: Lake, tables: Sequence[WarehouseTable]) -> dict[str, l
 def _list_files_of_shards(
     lake: Lake, tables: Sequence[WarehouseTable], shards: Collection[str], copied_shards: Collection[str]
 ) -> dict[str, list[str]]:
-    """Return the Parquet files of shards, by table of the warehouse.
+    """List the Parquet files of some shards, by table of the warehouse.
 
-    copied_shards: shards whose rows, in tables whose rows keep their row numbers, are in the copy already: these files
-        are not read.
+    Args:
+        lake: The lake.
+        tables: The tables of the warehouse.
+        shards: The shards to read.
+        copied_shards: Shards that the copy already has. They are left out for tables whose rows keep their
+            row numbers (`keeps_places`).
     """
     files: dict[str, list[str]] = {}
     for table in tables:
@@ -405,7 +490,10 @@ def _list_files_of_shards(
 
 
 def _list_files_of_table(lake: Lake, table: WarehouseTable, shards: Collection[str]) -> list[str]:
-    """Return the Parquet files of shards, for a table of the warehouse; all files where it is not cut by shard."""
+    """List the Parquet files that a table of the warehouse reads for some shards.
+
+    If the table has no part per shard, all of its files are listed.
+    """
     files: list[str] = []
     for name in table.sources:
         source = lake.table(name)
