@@ -507,9 +507,6 @@ def _compute_ends_before(ends: NDArray[np.int32]) -> NDArray[np.int32]:
 
     Args:
         ends: The character after each token, [n].
-
-    Returns:
-        An array of length n, as `ends` is.
     """
     reached = np.concatenate([[0], np.maximum.accumulate(ends)])  # [n + 1]
     return reached[:-1].astype(np.int32)
