@@ -354,7 +354,7 @@ class Encoding:
             markers are added tokens of the tokenizer, because only the pieces contain these tokens.
         """
         tokens = _join_parts(self._encode_parts(text))
-        if self.added:  # nothing to compare with
+        if self.added:  # the tokens without cuts lack the markers' own tokens
             return tokens
 
         is_same_text = self._decode(tokens.ids) == self._decode(ids_in_one_piece)

@@ -149,7 +149,7 @@ def read_model_identity(name: str, revision: str | None = None) -> Mapping[str, 
     folder = _find_folder(name)
     if folder is None:
         return {"id": name, "revision": revision or "main"}
-    if folder.parent == _get_conversions_folder():  # converted from a GGUF file, which recorded the identity
+    if folder.parent == _get_conversions_folder():  # from a GGUF file; the conversion recorded the identity
         return dict(json.loads((folder / ORIGIN).read_bytes()))
     return {file.name: file_hash(file) for file in _list_required_files(folder)}
 
