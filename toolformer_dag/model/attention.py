@@ -64,14 +64,16 @@ class AttentionLayer:
         return self.locality is not None and length > self.locality.size
 
     def weights(self, scores: Tensor, bias: Tensor) -> Tensor:
-        """Return the attention weights: the softmax of scores over their S keys, in the same shape.
+        """Compute the attention weights: the softmax of the scores over their S keys.
 
-        Where the layer has sinks, which are extra keys without values, their weight is dropped.
+        Sinks (extra keys without values) take part in the softmax, and their weights are dropped.
 
-        - scores: [B, H, T, S], or [B, G, R, S] for one query per sequence, where H heads are G groups of R.
-        - bias: minus infinity where a key is hidden, else zero; broadcasts to the scores.
+        Args:
+            scores: The scaled products, [B, H, T, S]. With one query per sequence, they may be [B, G, R, S], where the
+                H heads are G groups of R.
+            bias: Minus infinity where a key is hidden, else zero. It broadcasts to the scores.
         """
-        scores = self._cap_scores(scores) + bias  # under the same name, so that the memory of the old scores is freed
+        scores = self._cap_scores(scores) + bias  # the same name, so that the memory of the old scores is freed
         if self.sinks is None:
             return scores.softmax(-1, torch.float32).to(scores.dtype)
         return _softmax_with_sinks(scores, self.sinks)
@@ -84,9 +86,11 @@ class AttentionLayer:
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Return the softmax of scores [B, H, T, S] or [B, G, R, S] over S keys and a sink, without the sink's weight.
+    """Compute the softmax of scores over S keys and a sink, and drop the weight of the sink.
 
-    sinks: the score of each head's sink, [H].
+    Args:
+        scores: [B, H, T, S] or [B, G, R, S].
+        sinks: The score of each head's sink, [H].
     """
     sink_by_head = sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1)  # [1, H, 1, 1] or [1, G, R, 1]
     sink_column = sink_by_head.expand(*scores.shape[:-1], 1)
@@ -147,18 +151,25 @@ class Visibility:
 
 
 def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Compute attention of T queries over S keys in B sequences; return [B, H, T, D], D numbers in each of H heads.
+    """Compute attention of T queries over S keys in B sequences.
 
-    - queries: [B, H, T, D].
-    - keys, values: [B, H_kv, S, D]. H / H_kv heads of queries share a head of keys.
-    - bias: zero where a query sees a key, else minus infinity; broadcasts to [B, 1, T, S].
+    Args:
+        layer: The parameters of the layer.
+        queries: [B, H, T, D].
+        keys: [B, H_kv, S, D]. Each head of keys serves H / H_kv heads of queries.
+        values: In the shape of the keys.
+        bias: Zero where a query may see a key, else minus infinity. It broadcasts to [B, 1, T, S].
+
+    Returns:
+        The attended values, [B, H, T, D].
     """
     # With a bias, fused GPU kernels do not support several query heads per head of keys.
     keys = _repeat_heads(keys, queries.shape[1])  # [B, H, S, D]
     values = _repeat_heads(values, queries.shape[1])
+
     if layer.is_plain:  # without soft cap and sinks, which torch's kernel does not know
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=layer.scale)
-    # The scores, [B, H, T, S], have no name here, so that `weights` can free them.
+    # The scores, [B, H, T, S], get no name here, so that `weights` can free their memory.
     return layer.weights(queries @ keys.mT * layer.scale, bias) @ values
 
 
@@ -169,18 +180,25 @@ def _repeat_heads(keys: Tensor, query_heads: int) -> Tensor:
 
 
 def attend_causally(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Compute attention in which each token of B whole sequences sees itself and the tokens before it, [B, H, T, D].
+    """Compute attention in B whole sequences, where each token sees itself and the tokens before it.
 
-    Padding on the right needs no mask: no earlier token attends to it.
+    Padding on the right needs no mask, because no earlier token sees it.
 
-    - queries: [B, H, T, D].
-    - keys, values: [B, H_kv, T, D]. H / H_kv heads of queries share a head of keys.
+    Args:
+        layer: The parameters of the layer. Its sliding window or chunks may hide tokens, too.
+        queries: [B, H, T, D].
+        keys: [B, H_kv, T, D]. Each head of keys serves H / H_kv heads of queries.
+        values: In the shape of the keys.
+
+    Returns:
+        The attended values, [B, H, T, D].
     """
     length = keys.shape[2]
     has_window = layer.hides_within(length)  # also true for chunks
-    if layer.is_plain and not has_window:  # plain: without soft cap and sinks
+    if layer.is_plain and not has_window:  # "plain" means without soft cap and sinks
         return _attend_causally_by_fused_kernel(layer, queries, keys, values)
-    positions = torch.arange(length, device=keys.device)  # [T]; a query sees the keys at no later position
+
+    positions = torch.arange(length, device=keys.device)  # [T]; a query sees the keys up to its own position
     visibility = Visibility(queries=positions, keys=positions, longest=length, dtype=queries.dtype)
     return attention(layer, queries, keys, values, visibility.bias(layer))
 
@@ -244,16 +262,20 @@ _replacement: ContextVar[_Replacement] = ContextVar("replacement")
 
 @contextmanager
 def custom_attention(model: Any, attend: Attend, positions: Tensor | None = None) -> Iterator[None]:
-    """Within the block, let every layer of a transformers model compute its attention with `attend`.
+    """Within the `with` block, make every layer of a transformers model compute its attention with `attend`.
 
-    positions: of the tokens in their sequences, [B, T]; None where each row is a whole sequence.
+    Args:
+        model: The model. It gets its own attention back when the block ends.
+        attend: Computes the attention of a layer.
+        positions: The position of each token in its sequence, [B, T]. None means that each row is a whole sequence.
     """
-    # Most models look their attention up in transformers' registry, where NAME is our function. The classes in
+    # Most models look up their attention in transformers' registry, where NAME is our function. The classes in
     # `_METHODS` do not, so their methods are replaced.
     original_name = model.config._attn_implementation
-    ignores_extras = original_name == "sdpa"  # torch's kernel knows no soft cap and sinks, and we compute the same
+    ignores_extras = original_name == "sdpa"  # torch's kernel ignores soft caps and sinks, and so do we then
     replacement = _Replacement(attend, positions, ignores_extras)
-    reset_token = _replacement.set(replacement)  # a context variable, which our attention functions read
+
+    reset_token = _replacement.set(replacement)  # a context variable that our attention functions read
     model.config._attn_implementation = NAME
     try:
         with _replaced_methods(model):  # for the classes in `_METHODS`
@@ -265,8 +287,8 @@ def custom_attention(model: Any, attend: Attend, positions: Tensor | None = None
 
 @contextmanager
 def _replaced_methods(model: Any) -> Iterator[None]:
-    """Within the block, replace the methods in `_METHODS` on each module that has one of its classes."""
-    modules = [module for module in model.modules() if type(module) in _METHODS]
+    """Within the `with` block, replace the methods listed in `_METHODS`, in all modules of the model."""
+    modules = [module for module in model.modules() if type(module) in _METHODS]  # most models have none
     for module in modules:
         _replace_methods(module)
     try:
@@ -291,19 +313,29 @@ def _restore_methods(module: Any) -> None:
 def _compute_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Locality | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Compute a layer's attention for transformers, which calls this, by the function that `custom_attention` set.
+    """Compute a layer's attention with the function that `custom_attention` has set; transformers calls this.
 
-    - query: of T tokens of B sequences, in H heads of D numbers, [B, H, T, D]; key and value: [B, H_kv, T, D].
-    - attention_mask: no mask, but what `_find_locality` returned in its place: the layer's sliding window or chunks.
-    - options: the layer's scale, soft cap and sinks.
+    Args:
+        module: The attention layer.
+        query: The queries, [B, H, T, D].
+        key: The keys, [B, H_kv, T, D].
+        value: The values, in the shape of the keys.
+        attention_mask: The layer's sliding window or chunks, as `_find_locality` returned it to transformers.
+        options: The layer's scale, soft cap and sinks.
 
-    Returns [B, T, H, D] and, in place of the weights, None. Raises NotImplementedError for a position bias.
+    Returns:
+        The attended values, [B, T, H, D], and None in place of the attention weights.
+
+    Raises:
+        NotImplementedError: The layer adds a bias that depends on positions.
     """
     if options.get("position_bias") is not None:
         raise NotImplementedError(f"attention of {type(module).__name__} has a position bias")
+
     replacement = _replacement.get()  # set for this pass of the model
     layer = replacement.layer(module, query.shape[-1], locality=attention_mask, options=options)  # its parameters
-    query = replacement.correct_query(module, query)  # Llama 4 scales queries by position, as if rows began at 0
+    query = replacement.correct_query(module, query)  # Llama 4 scales queries by position, as if each row began at 0
+
     answer = replacement.attend(layer, query, key, value)  # [B, H, T, D]
     return answer.transpose(1, 2).contiguous(), None
 
@@ -314,9 +346,12 @@ def _scales_by_position(module: Any) -> bool:
 
 
 def _rescale_llama4_query(module: Any, query: Tensor, positions: Tensor) -> Tensor:
-    """Return Llama 4's queries [B, H, T, D], which transformers scaled for the positions 0..T-1, scaled for others.
+    """Rescale Llama 4's queries to their true positions; transformers scaled them as if they were at 0..T-1.
 
-    positions: the true positions of the queries in their sequences, [B, T].
+    Args:
+        module: The attention layer.
+        query: The queries, [B, H, T, D].
+        positions: The true positions of the queries in their sequences, [B, T].
     """
     assumed_positions = torch.arange(query.shape[2], device=query.device)  # [T]
     correction = _compute_llama4_scale(module, positions) / _compute_llama4_scale(module, assumed_positions)  # [B, T]
@@ -351,19 +386,26 @@ def _build_gptj_layer(module: Any) -> AttentionLayer:
 
 
 def _run_gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
-    """Run a GPT-J attention layer in place of its `forward`; return its output [B, T, F], and None for the weights.
+    """Run a GPT-J attention layer; this replaces its `forward`.
 
-    Only the step from queries, keys and values to the answer is another: the function that `custom_attention` set.
+    The only difference: the function set by `custom_attention` computes the answer from queries, keys and values.
 
-    - hidden_states: the layer's input, [B, T, F].
-    - position_ids: the positions of the tokens, [B, T].
+    Args:
+        module: The attention layer.
+        hidden_states: The input of the layer, [B, T, F].
+        position_ids: The positions of the tokens, [B, T].
+
+    Returns:
+        The output of the layer, [B, T, F], and None in place of the attention weights.
     """
     replacement = _replacement.get()  # set for this pass of the model
+
     rotations = replacement.compute_gptj_rotations(
         module, position_ids, hidden_states.dtype
-    )  # of rotary embedding, by token
+    )  # the rotary embedding of each token
     queries, keys = _rotate_queries_and_keys(module, hidden_states, rotations)  # [B, H, T, D] each
     values = _split_heads(module, module.v_proj(hidden_states)).transpose(1, 2)  # [B, H, T, D]
+
     layer = _build_gptj_layer(module)  # number and scale
     answer = replacement.attend(layer, queries, keys, values)  # [B, H, T, D]
     return module.out_proj(answer.transpose(1, 2).flatten(2)), None
@@ -375,7 +417,16 @@ def _split_heads(module: Any, projected: Tensor) -> Tensor:
 
 
 def _rotate_queries_and_keys(module: Any, hidden_states: Tensor, rotations: Tensor) -> Tensor:
-    """Return GPT-J's queries and keys after rotary embedding, [2, B, H, T, D]. rotations: of each token, as complex."""
+    """Compute GPT-J's queries and keys and apply the rotary embedding to them.
+
+    Args:
+        module: The attention layer.
+        hidden_states: The input of the layer, [B, T, F].
+        rotations: The rotation of each token as a complex number.
+
+    Returns:
+        Queries and keys in one tensor, [2, B, H, T, D].
+    """
     # Both are rotated at once, which is faster than transformers: it copies its table of sines (500 kB) for every row
     # in every layer, and every head's numbers five times.
     projected = torch.stack([module.q_proj(hidden_states), module.k_proj(hidden_states)])  # [2, B, T, F]
@@ -422,9 +473,10 @@ AttentionMaskInterface.register(NAME, _find_locality)
 
 
 def pad_sequences(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return the sequences as a tensor [B, T] on `device`, padded on the right with token 0.
+    """Put token sequences into one tensor [B, T] on `device`, and fill up the shorter ones with token 0 on the right.
 
-    [[3, 5], [7]] becomes [[3, 5], [7, 0]].
+    Example:
+        [[3, 5], [7]] becomes [[3, 5], [7, 0]].
     """
     width = max(map(len, sequences))
     rows = []
@@ -435,9 +487,9 @@ def pad_sequences(sequences: Sequence[Sequence[int]], device: torch.device) -> T
 
 
 def on_device(values: Any, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """Return numbers, nested lists or an array as a tensor on `device`.
+    """Put numbers, nested lists or an array into a tensor on `device`.
 
-    The copy to a GPU goes through pinned memory, so that the host does not wait for it.
+    The copy to a GPU goes through pinned memory, so that the program does not wait for it.
     """
     tensor = torch.as_tensor(values, dtype=dtype)
     if device.type == "cuda":

@@ -50,27 +50,39 @@ class Backbone:
         self.whole = True
 
     def features(self, ids: Tensor, positions: Tensor | None = None, attend: Attend = attend_causally) -> Tensor:
-        """Run the model's layers on token ids [B, T]; return features, its last hidden states, [B, T, F].
+        """Run the model's layers on tokens, and return the last hidden states.
 
-        - positions: of the tokens in their sequences, [B, T]; None where each row is a whole sequence.
-        - attend: replaces the model's attention; unused where `uses_custom_attention` is false.
+        Args:
+            ids: The tokens, [B, T].
+            positions: The position of each token in its sequence, [B, T]. None means that each row is a whole sequence.
+            attend: Replaces the model's attention. It is ignored if `uses_custom_attention` is False.
+
+        Returns:
+            The features, [B, T, F].
         """
         if not self.uses_custom_attention:
             return self._extract_features(self.body(input_ids=ids, use_cache=False))
-        # `attend` alone decides what is hidden; this mask hides nothing. Without a mask, transformers would take
+
+        # `attend` alone decides what is hidden, and this mask hides nothing. Without a mask, transformers would take
         # positions that do not rise by one each for several sequences packed into a row.
         options = {"attention_mask": torch.ones_like(ids)}  # [B, T]
         if positions is not None:
             options["position_ids"] = positions
+
         with custom_attention(self.model, attend, positions):  # every layer calls `attend`
             return self._extract_features(self.body(input_ids=ids, use_cache=False, **options))
 
     def compute_features_after_cache(self, ids: Tensor, name: str, cache: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Run the model's layers on tokens [B, T] that follow cached ones; return features [B, T, F] and the new cache.
+        """Run the model's layers on tokens that follow cached ones.
 
-        - name: the argument of `forward` that takes the cache.
-        - cache: transformers' cache of keys, values or states.
-        - options: further arguments of `forward`.
+        Args:
+            ids: The tokens, [B, T].
+            name: The argument of `forward` that takes the cache.
+            cache: A cache of transformers, with keys, values or states.
+            options: More arguments for `forward`.
+
+        Returns:
+            The features, [B, T, F], and the new cache.
         """
         output = self.body(input_ids=ids, use_cache=True, **{name: cache}, **options)
         return self._extract_features(output), getattr(output, name)
@@ -86,13 +98,18 @@ class Backbone:
         return logits[0].float()
 
     def log_probabilities(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return log p (natural logarithm) of next tokens in float32, in the shape of `targets`.
+        """Compute the natural logarithm of the probability of next tokens, in float32.
 
-        - features: the N hidden states that predict them, [N, F].
-        - targets: the next token of each, [N], or C alternatives for it, [N, C].
+        Args:
+            features: The N hidden states that predict the tokens, [N, F].
+            targets: The next token after each, [N], or C alternatives for it, [N, C].
+
+        Returns:
+            The log probabilities, in the shape of `targets`.
         """
         alternatives = targets if targets.ndim > 1 else targets[:, None]  # [N, C]
-        # In parts, because logits have a column per token of the vocabulary: all of them may not fit into memory.
+
+        # Work in parts: logits have a column for each token of the vocabulary, so all rows may not fit into memory.
         feature_parts = torch.split(features, LOGIT_ROWS)
         target_parts = torch.split(alternatives, LOGIT_ROWS)
         log_p_parts = [
@@ -102,14 +119,14 @@ class Backbone:
         return torch.cat(log_p_parts).view_as(targets)
 
     def _extract_features(self, output: Any) -> Tensor:
-        """Return the features in the body's output; its type is stored for `_body_returns`."""
+        """Take the features from the body's output, and remember the output's type for `_body_returns`."""
         self._output_type = type(output)
         features: Tensor = output.logits if self.whole else output.last_hidden_state
         return features
 
     @contextmanager
     def _body_returns(self, features: Tensor) -> Iterator[None]:
-        """Within the block, let the body return these features, so that the model's forward computes only its head."""
+        """Within the `with` block, make the body return these features, so that the model computes only its head."""
         output = self._output_type(last_hidden_state=features)
         self.body.forward = lambda *_, **__: output
         try:

@@ -46,9 +46,13 @@ class TextTokens:
     inside: NDArray[np.bool_]
 
     def position_at(self, offset: int) -> int:
-        """Return the index of the token that begins at character `offset` of the text.
+        """Find the token that begins at a character of the text.
 
-        Raises OffsetError, with the nearest character at which a token begins, where none begins there.
+        Returns:
+            The index of the token.
+
+        Raises:
+            OffsetError: No token begins there. The error names the nearest character at which one does.
         """
         begins_here = (self.offsets == offset) & ~self.inside  # [n]
         matches = np.flatnonzero(begins_here)
@@ -57,15 +61,23 @@ class TextTokens:
         return int(matches[0])
 
     def place_at(self, text: str, offset: int) -> CallPlace | None:
-        """Return where a call stands among the tokens of `text` if it is put before character `offset`.
+        """Find the place among the tokens at which a call stands if it is put before a character of the text.
 
-        White space around `offset` does not matter. None where no token begins there, as inside a word.
+        White space around the character makes no difference.
+
+        Args:
+            text: The text of these tokens.
+            offset: The index of the character.
+
+        Returns:
+            The place, or None if no token begins there, for example inside a word.
         """
         possible_tokens = np.flatnonzero(~self.inside)  # indices of the tokens before which a call may stand
         place = place_at(text, self.offsets[possible_tokens], offset)
         if place is None:
             return None
-        # `place` numbers the possible tokens alone; the result numbers all tokens. The call is sampled before `token`,
+
+        # `place` counts only the possible tokens, the result counts all tokens. The call is sampled before `token`,
         # which may be white space, and judged from `position` on, the first token that is more than white space.
         return CallPlace(
             place.offset,
@@ -74,7 +86,7 @@ class TextTokens:
         )
 
     def nearest_boundary(self, offset: int) -> int:
-        """Return the character nearest to `offset` at which a token begins; 0 in a text without tokens."""
+        """Find the character nearest to `offset` at which a token begins; it is 0 in a text without tokens."""
         boundary_offsets = self.offsets[~self.inside]
         if not len(boundary_offsets):
             return 0
@@ -126,9 +138,11 @@ class Encoding:
     """
 
     def __init__(self, tokenizer: Any, markers: CallMarkers | None = None) -> None:
-        """Tokenize the markers of calls, such as ` [`, as they stand inside a sequence.
+        """Prepare a tokenizer, and tokenize the markers of calls, such as ` [`, as they stand inside a sequence.
 
-        tokenizer: a fast one of transformers. markers: by default the markers in its files, else the paper's.
+        Args:
+            tokenizer: A fast tokenizer of transformers.
+            markers: The markers of calls. By default they come from the tokenizer's files, or else from the paper.
         """
         self.tokenizer = tokenizer
         self.markers = markers or CallMarkers(**tokenizer.init_kwargs.get(MARKERS, {}))
@@ -162,34 +176,40 @@ class Encoding:
         return self.bos + self.with_calls([written])[0].ids
 
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
-        """Return the tokens of each text, without special tokens, with the character at which each token begins.
+        """Tokenize texts without special tokens, and note the character at which each token begins.
 
-        A character that the tokenizer drops belongs to the next token; an accent that it merges into a letter, to the
-        token of the letter.
+        If the tokenizer drops a character, it counts as part of the next token. If it merges an accent into a letter,
+        the accent counts as part of the letter's token.
         """
         if not texts:
             return []
+
         encoded = self._tokenize(texts, return_offsets_mapping=True)
-        spans_of_texts = encoded.offset_mapping  # per text, the first and the end character of each token
+        spans_of_texts = encoded.offset_mapping  # for each text, the start and the end character of each token
         encodings = zip(texts, encoded.input_ids, spans_of_texts, strict=True)
         return [_build_text_tokens(text, ids, spans) for text, ids, spans in encodings]
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text; twice as fast as `texts`, because offsets are left out."""
+        """Count the tokens of each text. This is twice as fast as `texts`, because it skips the offsets."""
         backend = self.tokenizer.backend_tokenizer
         backend.encode_special_tokens = True
         encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [len(encoding.ids) for encoding in encodings]
 
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each call, written with the model's markers; the first are `start`, the tokens of ` [`.
+        """Tokenize calls with the model's markers.
 
-        calls: in the paper's form, with or without a result, such as " [Calculator(2+3) -> 5]".
+        Args:
+            calls: Calls in the paper's form, with or without a result, such as " [Calculator(2+3) -> 5]".
+
+        Returns:
+            The tokens of each call. They begin with `start`, the tokens of ` [`, if that is possible.
         """
         if not calls:
             return []
         written_calls = [rewrite_markers(call, self.markers) for call in calls]
-        # Tokenized in one piece, a call may begin with another token, such as " [C"; it is then tokenized in pieces.
+
+        # A call tokenized in one piece may begin with another token, such as " [C". It is then tokenized in pieces.
         ids_in_one_piece = self._encode_inside(written_calls)
         return [
             self._split_call_if_needed(call, ids) for call, ids in zip(written_calls, ids_in_one_piece, strict=True)
@@ -203,10 +223,10 @@ class Encoding:
         return ids_in_one_piece if pieces is None else pieces.ids
 
     def with_calls(self, texts: Sequence[str]) -> list[TextTokens]:
-        """Return the tokens of texts that may hold calls, written with the model's markers, as training texts do.
+        """Tokenize texts that may contain calls, written with the model's markers as in the training texts.
 
-        A call gets the tokens that it has in sampling and decoding: no token spans a marker such as ` [` and the text
-        beside it, unless the text would then decode to another one.
+        A call gets the same tokens as in sampling and decoding: no token spans a marker such as ` [` and the text
+        beside it. The exception is a text that would decode to another one if it were cut there.
         """
         return [self._split_if_needed(text, tokens) for text, tokens in zip(texts, self.texts(texts), strict=True)]
 
@@ -217,7 +237,7 @@ class Encoding:
         return self._split(text, in_one_piece.ids) or in_one_piece
 
     def keeps_text_tokens(self) -> bool:
-        """Return whether a text keeps its tokens where ` [` or "Output: " is appended to it."""
+        """Return whether the tokens of a text stay the same when ` [` or "Output: " is appended to it."""
         if not self.anchor:
             return True
         [start] = self._encode_inside([API_START])
@@ -227,21 +247,32 @@ class Encoding:
         return self._appends_start(self._anchor_ids, start)
 
     def body(self, sampled: Sequence[int]) -> str | None:
-        """Return the text of the call in a sample, without its brackets; None if the call has no end.
+        """Decode a sample to the text of its call, without the brackets.
 
-        sampled: the tokens after " [". "Calculator(2+3)] and" gives "Calculator(2+3)". A "]" inside the input is no
-        end. In the encoding `before_results`, "->" is an end too. Markers of the model are replaced by the paper's.
+        A "]" inside the call's input does not end the call. In the encoding `before_results`, "->" ends it too. The
+        model's own markers are replaced by the paper's.
+
+        Args:
+            sampled: The tokens after " [".
+
+        Returns:
+            The text of the call, such as "Calculator(2+3)" for "Calculator(2+3)] and", or None if the call has no end.
         """
-        text = self._decode([*self.start, *sampled])  # with the tokens of " [", as the model has read the sample
+        text = self._decode([*self.start, *sampled])  # with the tokens of " [", as the model read the sample
         begin = self.markers.begin.strip()
         after_begin = text[text.index(begin) + len(begin) :]
+
         end = self._find_call_end(after_begin)
         return None if end is None else to_paper_form(after_begin[:end], self.markers)
 
     def _find_call_end(self, text: str) -> int | None:
-        """Return the character of the first end marker after the input of a call; None without one.
+        """Find the character at which the first marker after a call's input begins.
 
-        text: what follows the marker that opens the call, such as "Calculator(2+3)] and".
+        Args:
+            text: The text after the marker that opens the call, such as "Calculator(2+3)] and".
+
+        Returns:
+            The index of the character (15 in this example), or None if there is no such marker.
         """
         ends = [find_behind_input(marker.strip(), text) for marker in self._end_markers]  # -1 where there is none
         return min((end for end in ends if end >= 0), default=None)
@@ -262,17 +293,21 @@ class Encoding:
         return sampled[-1] in self.eos or self.body(sampled) is not None
 
     def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for each token whether it may end a sample, in their shape; ids beyond the vocabulary do not."""
+        """Check for each token whether it may end a sample; ids beyond the vocabulary may not.
+
+        Returns:
+            Booleans in the shape of `tokens`.
+        """
         return np.isin(tokens, self._ending_tokens)
 
     @cached_property
     def _ending_tokens(self) -> list[int]:
-        """The tokens with which a sample may end: EOS, and all that may complete a marker such as "]"."""
+        """Collect the tokens with which a sample may end: EOS, and all that may complete a marker such as "]"."""
         vocabulary = [[token] for token in range(len(self.tokenizer))]
         token_texts = self.tokenizer.batch_decode(vocabulary)
         ending_tokens = list(self.eos)
         for marker in self._end_markers:
-            # An added token of the tokenizer is the only one that completes its marker.
+            # If the marker is an added token of the tokenizer, only this token completes it.
             ending_tokens += self.added.get(marker) or _list_completing_tokens(marker.strip(), token_texts)
         return ending_tokens
 
@@ -282,25 +317,26 @@ class Encoding:
         return [list(ids[len(self._anchor_ids) :]) for ids in encoded.input_ids]
 
     def _needs_split(self, call: str, ids: list[int]) -> bool:
-        """Return whether a call has to be tokenized in pieces: its tokens `ids` do not begin with `start`.
+        """Return whether a call has to be tokenized in pieces, because its tokens `ids` do not begin with `start`.
 
-        True for every call where markers are added tokens, because only `_split` writes these.
+        If some markers are added tokens of the tokenizer, this is true for every call: only `_split` writes them.
         """
         if self._call_opening.match(call) is None:
             return False
         return bool(self.added) or ids[: len(self.start)] != self.start
 
     def _markers_are_apart(self, text: str, tokens: TextTokens) -> bool:
-        """Return whether no token spans a ` [` that opens a call and the text beside it, as " [A" would.
+        """Return whether a text's tokens keep each ` [` that opens a call apart from the text beside it.
 
-        False for every text with calls where the vocabulary has tokens added for the markers, because only `_split`
-        writes these.
+        A token such as " [A" would not. If some markers are added tokens of the tokenizer, the answer is False for
+        every text with calls: only `_split` writes these tokens.
         """
-        opening_bounds: set[int] = set()  # the characters at which each ` [` begins and ends
+        opening_bounds: set[int] = set()  # the characters at which a ` [` begins or ends
         for match in self._call_opening.finditer(text):
             opening_bounds.update(match.span())
         if not opening_bounds:
             return True
+
         if self.added:
             return False
         token_starts = set(tokens.offsets[~tokens.inside].tolist())  # `inside`: tokens that begin within a character
@@ -309,22 +345,28 @@ class Encoding:
     def _split(self, text: str, ids_in_one_piece: list[int]) -> TextTokens | None:
         """Tokenize a text with calls piece by piece, such as "is", " [" and "A(1)] so", and join the tokens.
 
-        Return None if they decode to another text than `ids_in_one_piece`, the tokens of the text without cuts. This is
-        not checked where the vocabulary has tokens added for the markers: only the pieces have these tokens.
+        Args:
+            text: The text.
+            ids_in_one_piece: The tokens of the same text without cuts.
+
+        Returns:
+            The tokens, or None if they decode to another text than `ids_in_one_piece`. This is not checked if some
+            markers are added tokens of the tokenizer, because only the pieces contain these tokens.
         """
         tokens = _join_parts(self._encode_parts(text))
-        if self.added:
+        if self.added:  # the tokens without cuts lack the markers' own tokens
             return tokens
+
         is_same_text = self._decode(tokens.ids) == self._decode(ids_in_one_piece)
         return tokens if is_same_text else None
 
     def _encode_parts(self, text: str) -> list[TextTokens]:
-        """Return the tokens of each text between two markers, and of each marker, in order."""
+        """Cut a text at its markers, and tokenize each marker and each text between two markers, in order."""
         parts = []
         start = 0
-        for mark in self._iter_marks(text):  # the last one is empty, at the end of the text
+        for mark in self._iter_marks(text):  # the last mark is empty, at the end of the text
             between = self._encode_text_between(text[start : mark.start], is_first=start == 0)
-            parts.append(between.shifted(start))
+            parts.append(between.shifted(start))  # offsets count from the beginning of the whole text
             parts.append(self._encode_marker(mark))
             start = mark.end
         return parts
@@ -334,22 +376,24 @@ class Encoding:
         return self.texts([text])[0] if is_first else self._encode_after_marker(text)
 
     def _encode_marker(self, mark: Mark) -> TextTokens:
-        """Return the tokens of a marker; each gets the marker's first character. An empty marker has none."""
+        """Return the tokens of a marker, all with the marker's first character as offset; none for an empty marker."""
         ids = self._marker_ids.get(mark.marker, [])
         return TextTokens(ids, offsets=np.full(len(ids), mark.start, np.int32), inside=np.zeros(len(ids), np.bool_))
 
     def _iter_marks(self, text: str) -> Iterator[Mark]:
-        """Yield the markers of calls in a text that are tokenized apart from it, in order.
+        """Find the markers of calls that are tokenized apart from the text around them.
 
-        Last comes an empty marker at the end of the text.
+        Yields:
+            The markers in order, and last an empty one at the end of the text.
         """
-        if self.added:  # all markers that are tokens of the vocabulary, and ` [`
+        if self.added:  # ` [`, and all markers that are added tokens of the tokenizer
             for marker, start in iter_marker_places(text, self.markers):
                 if marker in self._marker_ids:
                     yield Mark(marker, start)
         else:  # only the ` [` of each call
             for match in self._call_opening.finditer(text):
                 yield Mark(match[0], match.start())
+
         yield Mark("", len(text))
 
     def _encode_after_marker(self, text: str) -> TextTokens:
@@ -405,7 +449,7 @@ def _list_completing_tokens(marker: str, token_texts: Sequence[str]) -> list[int
 
 
 def _encode_added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]:
-    """Return the tokens of each marker of calls that the tokenizer has as an added token, by marker."""
+    """Find the markers of calls that are added tokens of the tokenizer, and return the tokens of each."""
     vocabulary_of_added = tokenizer.get_added_vocab()
     tokens_of_markers = {}
     for _, marker in markers:
@@ -416,10 +460,11 @@ def _encode_added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, lis
 
 
 def _list_leading_special_tokens(tokenizer: Any) -> list[int]:
-    """Return the tokens that the tokenizer adds before a text, such as BOS."""
+    """List the tokens that the tokenizer puts before a text, such as BOS."""
     text_tokens = tokenizer("a", add_special_tokens=False).input_ids
     all_tokens = tokenizer("a").input_ids
-    for start in range(len(all_tokens)):
+
+    for start in range(len(all_tokens)):  # look for the first place where the text's own tokens stand
         if all_tokens[start : start + len(text_tokens)] == text_tokens:
             return list(all_tokens[:start])
     return []
@@ -434,34 +479,51 @@ def _join_parts(parts: Sequence[TextTokens]) -> TextTokens:
 
 
 def _build_text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
-    """Return the tokens of a text, each with the character at which it begins, so that each character has a token.
+    """Note for each token of a text where it begins, in such a way that every character belongs to a token.
 
-    spans: the first character of each token and the character after its last, by the tokenizer. They leave gaps where
-    the tokenizer drops characters, and overlap where a character is several tokens.
+    Args:
+        text: The text.
+        ids: Its tokens.
+        spans: The first character of each token and the character after its last one, from the tokenizer. They leave
+            gaps where the tokenizer drops characters, and overlap where one character is several tokens.
     """
     # For example, the tokenizer drops characters 1 and 2, and writes character 3 in two tokens:
     #   spans        (0, 1)  (3, 4)  (3, 4)
     #   ends_before  0       1       4       where the tokens before it end
     #   offsets      0       1       3       the dropped characters belong to the second token
     #   inside       False   False   True    the third token begins inside a character
+
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T  # [n] each
     ends_before = _compute_ends_before(ends)  # [n]
     if not text.isascii():
-        # Dropped accents belong to the letter before them, not to the next token.
+        # A dropped accent belongs to the letter before it, not to the next token.
         ends_before = _move_ends_after_accents(text, starts, ends_before)
+
     return TextTokens(list(ids), offsets=np.minimum(starts, ends_before), inside=starts < ends_before)
 
 
 def _compute_ends_before(ends: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return for each token the character after all earlier tokens, [n]; 0 for the first. ends: of each token, [n]."""
+    """Compute for each token the character after all earlier tokens; it is 0 for the first token.
+
+    Args:
+        ends: The character after each token, [n].
+    """
     reached = np.concatenate([[0], np.maximum.accumulate(ends)])  # [n + 1]
     return reached[:-1].astype(np.int32)
 
 
 def _move_ends_after_accents(text: str, starts: NDArray[np.int32], ends_before: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return `ends_before` moved behind accents without a token, which belong to the letter before them, [n].
+    """Move each of `ends_before` behind the accents that follow there without a token of their own.
 
-    A tokenizer that merges accents into letters (NFC) drops them. starts: the first character of each token, [n].
+    A tokenizer that merges accents into letters (NFC) drops them. They belong to the letter before them.
+
+    Args:
+        text: The text.
+        starts: The first character of each token, [n].
+        ends_before: The character after all earlier tokens, for each token, [n].
+
+    Returns:
+        A changed copy of `ends_before`.
     """
     moved = ends_before.copy()
     for token in np.flatnonzero(ends_before < starts):

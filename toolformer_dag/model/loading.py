@@ -118,14 +118,19 @@ _BUILDING_MODEL = threading.Lock()
 
 
 def load_model(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> LanguageModel:
-    """Load the causal language model of the settings, or another one; from safetensors only.
+    """Load the causal language model of the settings, or another one, from safetensors files.
 
-    - name: the folder or hub id of another model, such as a checkpoint.
-    - dtype: replaces the settings' data type. Without it, where the settings say `auto`, a model `name` gets the data
-      type of the settings' model: a checkpoint, stored in float32, is measured as its base model is.
+    On a GPU, this lets float32 be computed in TF32, in the whole process. A warning is logged if the tokenizer should
+    add BOS and does not.
 
-    Lets a GPU compute float32 in TF32, in the whole process. Logs a warning where the tokenizer should add BOS. Raises
-    ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
+    Args:
+        model: The settings.
+        name: The folder or hub id of another model, such as a checkpoint.
+        dtype: Replaces the data type of the settings. By default, if the settings say `auto`, the other model gets the
+            data type of the settings' model: a checkpoint stored in float32 is measured as its base model is.
+
+    Raises:
+        ModelError: A file is missing or unreadable, or the model is not a causal one with a fast tokenizer.
     """
     to_load = model if name is None else _build_settings(model, name)
     dtype_to_load = _choose_dtype(model, name, dtype)
@@ -141,17 +146,19 @@ def _build_settings(model: ModelSettings, name: str) -> ModelSettings:
 
 
 def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
-    """Load a model into this process, onto the settings' device.
+    """Load a model into this process, onto the device of the settings.
 
-    Raises ModelError where it cannot be loaded, or its weights have a data type that is not in DTYPES.
+    Raises:
+        ModelError: The model cannot be loaded, or its weights have a data type that is not in DTYPES.
     """
     device = _choose_device(model.device)
     tokenizer = load_encoding(model).tokenizer
     module = _load_module(model, dtype)
-    # Raises for data types outside DTYPES; lets a GPU compute float32 in TF32, in the whole process.
+
+    # This raises for data types outside DTYPES. It lets a GPU compute float32 in TF32, in the whole process.
     _prepare_arithmetic(model.name, _format_dtype(module.dtype), device)
     loaded = wrap_language_model(model_name(model), module.to(device), tokenizer)
-    _warn_of_bos(model, loaded)  # the token that begins a sequence, where it is missing and would make texts likelier
+    _warn_of_bos(model, loaded)  # if the token that begins a sequence is missing, and would make texts likelier
     return loaded
 
 
@@ -168,17 +175,25 @@ def _format_dtype(dtype: torch.dtype | str) -> str:
 
 
 def _prepare_arithmetic(name: str, dtype: str, device: torch.device) -> None:
-    """Let a GPU compute float32 in TF32, in the whole process; warn of a data type that is slow on the CPU.
+    """Let a GPU compute float32 in TF32, in the whole process, and warn of a data type that is slow on the CPU.
 
-    name: of the model, for the message. Raises ModelError for a data type that is not in DTYPES.
+    Args:
+        name: The name of the model, for messages.
+        dtype: The data type of its weights, such as "float32".
+        device: Where it runs.
+
+    Raises:
+        ModelError: The data type is not in DTYPES.
     """
     if dtype not in DTYPES:
         raise ModelError(f"the weights of {name!r} are {dtype}; set model.dtype to {', '.join(DTYPES)}")
+
     is_slow = device.type == "cpu" and dtype != "float32" and choose_fast_dtype() == torch.float32
     if is_slow:
         _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', dtype)
+
     if device.type == "cuda" and dtype == "float32":
-        torch.set_float32_matmul_precision("high")
+        torch.set_float32_matmul_precision("high")  # allows TF32
 
 
 def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
@@ -195,17 +210,21 @@ def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
 def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
     """Load a model into an engine such as vLLM, or connect to the servers that run it.
 
-    Tokenizer and config are loaded into this process too. Raises ModelError where the engine's package is missing or it
-    cannot run the model.
+    Tokenizer and config are loaded into this process, too.
+
+    Raises:
+        ModelError: The engine's package is missing, or the engine cannot run the model.
     """
     engine = _import_engine_module(model.engine)
     name = model_name(model)
     encoding = load_encoding(model)
     config = load_config(model)
     check_rows(name, encoding, config)
+
     length = context_length(config)
     load_service: LoadService = engine.load_service
     service = load_service(model, _format_dtype(dtype), config, length)
+
     return LanguageModel(
         encoding=encoding,
         context_length=length,
@@ -218,9 +237,13 @@ def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> Language
 
 
 def _import_engine_module(engine: str) -> Any:
-    """Return the module that runs models in an engine. Raises ModelError where the engine's package is missing."""
+    """Import the module that runs models in an engine, such as vLLM.
+
+    Raises:
+        ModelError: The engine's package is missing.
+    """
     module = ENGINES[engine].module
-    assert module is not None  # of every engine that runs M beside transformers
+    assert module is not None  # every other engine that runs M in this way has one
     try:
         return import_module(module)
     except ImportError as error:
@@ -237,18 +260,23 @@ def _count_stored_parameters(name: str, revision: str | None) -> int:
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
-    """Return a torch model and tokenizer that are in memory already as a LanguageModel, after checks.
+    """Check a torch model and a tokenizer that are already in memory, and combine them to a LanguageModel.
 
-    The model is changed in place: activations are fused and evaluation mode is set. Torch's threads are set for the
-    whole process. Raises ModelError where tokenizer or model is unfit.
+    The model is changed in place: its activations are fused, and it is set to evaluation mode. The number of torch's
+    threads changes for the whole process.
+
+    Raises:
+        ModelError: The tokenizer or the model is unsuitable.
     """
     check_tokenizer(name, tokenizer)
     encoding = Encoding(tokenizer)
     check_rows(name, encoding, model.config)
+
     fuse_activations(model)
     fit_threads(model)
     model.eval()
     check_causal(model, list_trial_tokens(encoding))
+
     return LanguageModel(
         encoding=encoding,
         context_length=context_length(model.config),
@@ -261,12 +289,19 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
 
 
 def check_rows(name: str, encoding: Encoding, config: Any) -> None:
-    """Raise ModelError where the tokenizer may write a token for which the model's embedding has no row.
+    """Check that the model's embedding has a row for every token that the tokenizer may write.
 
-    name: of the model, for the message.
+    Args:
+        name: The name of the model, for the message.
+        encoding: The tokenizer.
+        config: The config of the model.
+
+    Raises:
+        ModelError: A token has no row.
     """
     row_count = int(config.get_text_config().vocab_size)
     never_written = _list_unused_special_tokens(encoding)
+
     for text, token in encoding.tokenizer.get_vocab().items():
         has_row = token < row_count
         if not has_row and token not in never_written:
@@ -286,27 +321,37 @@ def _list_unused_special_tokens(encoding: Encoding) -> set[int]:
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
-    """Raise ModelError where a tokenizer gives no character offsets or cannot write calls apart from their text.
+    """Check that a tokenizer gives character offsets, and that it can write calls apart from the text around them.
 
-    name: of the model, for the message.
+    Args:
+        name: The name of the model, for messages.
+        tokenizer: A tokenizer of transformers.
+
+    Raises:
+        ModelError: It does not give offsets, or cannot write such calls.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"the tokenizer of {name!r} gives no character offsets; save it as a fast tokenizer")
-    _check_brackets(name, tokenizer)  # its tokens of " [a(1)]" decode to a text with this call
+    _check_brackets(name, tokenizer)  # its tokens of " [a(1)]" have to decode to a text with this call
+
     encoding = Encoding(tokenizer)
     if not encoding.keeps_text_tokens():
         raise ModelError(
             f"the tokenizer of {name!r} adds a space before the first word and merges the end of a text with a "
             "following ' [', so no call can be tokenized apart from its text; use a model with another tokenizer"
         )
+
     if encoding.markers != PAPER_MARKERS:
-        _check_markers(name, encoding)  # the same for a call in the tokenizer's own markers, such as "<call>"
+        _check_markers(name, encoding)  # the same check for a call in the tokenizer's own markers, such as "<call>"
 
 
 def _check_brackets(name: str, tokenizer: Any) -> None:
-    """Raise ModelError where a tokenizer cannot write a call, as one with an empty vocabulary.
+    """Check that a tokenizer can write a call; one with an empty vocabulary cannot.
 
-    Transformers silently builds such a tokenizer from a folder without tokenizer files.
+    transformers silently builds an empty tokenizer from a folder without tokenizer files.
+
+    Raises:
+        ModelError: The call's tokens decode to a text without it.
     """
     call_tokens = tokenizer(" [a(1)]", add_special_tokens=False).input_ids
     if "[a(1)]" not in tokenizer.decode(call_tokens):
@@ -317,7 +362,11 @@ def _check_brackets(name: str, tokenizer: Any) -> None:
 
 
 def _check_markers(name: str, encoding: Encoding) -> None:
-    """Raise ModelError where a tokenizer cannot write a call in its markers: its tokens decode to another text."""
+    """Check that a tokenizer can write a call in its own markers.
+
+    Raises:
+        ModelError: The call's tokens decode to a text without it.
+    """
     call = " [a(1) -> 2]"
     written_call = rewrite_markers(call, encoding.markers).strip()
     [call_tokens] = encoding.calls([call])
@@ -352,9 +401,14 @@ def _count_positions(text_config: Any) -> int:
 
 
 def _compute_short_factor_length(text_config: Any) -> int:
-    """Return the length of a sequence up to which LongRoPE uses its short factors; UNLIMITED for models without it."""
+    """Compute the maximum length of a sequence for which LongRoPE uses its short factors.
+
+    Returns:
+        The length in tokens, or UNLIMITED if the model does not use LongRoPE.
+    """
     length_name = "original_max_position_embeddings"
     length_of_model = getattr(text_config, length_name, None)
+
     shortest = UNLIMITED
     for rotary in _list_rotary_parameters(text_config):
         length = rotary.get(length_name) or length_of_model
@@ -371,20 +425,24 @@ def _list_rotary_parameters(text_config: Any) -> list[dict[str, Any]]:
 
 
 def load_from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
-    """Return what a class of transformers, such as AutoTokenizer, loads from a folder or hub id.
+    """Load a model, tokenizer or config from a folder or from the hub.
 
-    - pretrained: the class.
-    - name: the folder or hub id.
-    - options: arguments of the class's `from_pretrained`.
+    Args:
+        pretrained: The class of transformers that loads it, such as AutoTokenizer.
+        name: The folder or hub id.
+        options: Arguments of the class's `from_pretrained`.
 
-    Raises ModelError where it cannot load, DamagedModel where a file was damaged since it was hashed.
+    Raises:
+        ModelError: It cannot be loaded.
+        DamagedModel: A file was damaged since it was hashed.
     """
     loads_weights = "Model" in pretrained.__name__  # AutoModelForCausalLM, not AutoConfig or AutoTokenizer
-    require_whole(name, options.get("revision"), weights=loads_weights)
+    require_whole(name, options.get("revision"), weights=loads_weights)  # raises for damaged files
+
     source = str(Path(name).expanduser()) if name.startswith("~") else name
     try:
         return pretrained.from_pretrained(source, **options)
-    except Exception as error:  # backends of transformers raise many kinds
+    except Exception as error:  # the libraries below transformers raise many kinds of errors
         raise ModelError(
             f"{pretrained.__name__} cannot load {name!r}: {_format_error(error)}; give the folder of a model saved "
             "with safetensors (save_pretrained), or a hub id that this machine can reach or has cached"
@@ -397,14 +455,15 @@ def _format_error(error: Exception) -> str:
 
 
 def _choose_device(device: str) -> torch.device:
-    """Return the device that the settings name; `auto` is a GPU where there is one, else the CPU.
+    """Turn the device name of the settings into a device. `auto` means a GPU if there is one, else the CPU.
 
-    Raises ModelError for a device that this machine does not have.
+    Raises:
+        ModelError: This machine has no such device.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=device).device
+        return torch.empty(0, device=device).device  # an empty tensor shows whether the device exists
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"device {device!r} cannot be used: {_format_error(error)}; use auto, cpu or cuda") from error
 
@@ -414,19 +473,22 @@ LOCAL_INIT_KWARGS = ("is_local", "local_files_only")
 
 
 def load_encoding(model: ModelSettings) -> Encoding:
-    """Return the tokenizer of the settings' model as an Encoding, with the markers of its calls, such as ` [` and `->`.
+    """Load the tokenizer of the settings' model, together with the markers of its calls, such as ` [` and `->`.
 
-    Raises ModelError where the tokenizer is missing, unreadable, converted wrongly from a sentencepiece model, or unfit
-    for the method.
+    Raises:
+        ModelError: The tokenizer is missing, unreadable, wrongly converted from sentencepiece, or unsuitable for the
+            method.
     """
     name = model_name(model)
     check_model(name, model.revision)
     tokenizer = load_from_hub(AutoTokenizer, name, _build_source_options(model))
     check_sentencepiece(name, tokenizer, model.revision)
+
     if model.bos is not None:
         set_bos(name, tokenizer, model.bos)
     _set_markers(model, tokenizer)
     check_tokenizer(name, tokenizer)
+
     _remove_local_entries(tokenizer)
     return Encoding(tokenizer)
 
@@ -448,9 +510,15 @@ def _set_markers(model: ModelSettings, tokenizer: Any) -> None:
 
 
 def set_bos(name: str, tokenizer: Any, wanted: bool) -> None:
-    """Let a tokenizer, and its saved files, add BOS before sequences if `wanted`, else nothing.
+    """Make a tokenizer put BOS before sequences, or nothing. The files saved from it will say the same.
 
-    name: of the model, for the message. Raises ModelError if BOS is wanted and the tokenizer has none.
+    Args:
+        name: The name of the model, for the message.
+        tokenizer: The tokenizer, which is changed in place.
+        wanted: Whether to put BOS there.
+
+    Raises:
+        ModelError: BOS is wanted, but the tokenizer has none.
     """
     if wanted and tokenizer.bos_token_id is None:
         raise ModelError(f"model.bos = true, but the tokenizer of {name!r} has no BOS; remove model.bos")
@@ -459,7 +527,11 @@ def set_bos(name: str, tokenizer: Any, wanted: bool) -> None:
 
 
 def load_config(model: ModelSettings) -> Any:
-    """Return the transformers config of the settings' model. Raises ModelError where it cannot be loaded."""
+    """Load the transformers config of the settings' model.
+
+    Raises:
+        ModelError: It cannot be loaded.
+    """
     return load_from_hub(AutoConfig, model_name(model), _build_source_options(model))
 
 
@@ -469,12 +541,15 @@ def _build_source_options(model: ModelSettings) -> dict[str, Any]:
 
 
 def _choose_dtype(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
-    """Return the torch data type in which to load a model, or "auto", which leaves the choice to transformers.
+    """Choose the torch data type in which a model is loaded, or "auto", which leaves the choice to transformers.
 
-    - name: another model's folder or hub id; None for the settings' model.
-    - dtype: the caller's choice, if any.
+    Args:
+        model: The settings.
+        name: The folder or hub id of another model, or None for the settings' model.
+        dtype: The caller's choice, or None to go by the settings.
 
-    Raises ModelError for a data type that is neither `auto` nor in DTYPES.
+    Raises:
+        ModelError: The data type is neither "auto" nor in DTYPES.
     """
     chosen = _choose_dtype_name(model, is_other_model=name is not None) if dtype is None else dtype
     if chosen not in ("auto", *DTYPES):
@@ -494,12 +569,16 @@ def _choose_dtype_name(model: ModelSettings, *, is_other_model: bool) -> str:
 
 
 def load_identified(model: ModelSettings, name: str | None = None) -> LanguageModel:
-    """Load a model as `load_model` does; its `identity` has the hashes of exactly the files that were read.
+    """Load a model as `load_model` does, and store in its `identity` what determines its results.
 
-    The identity also has the settings that change results. Raises ModelError as `load_model`.
+    The identity has the hashes of exactly the files that were read, and the settings that change results.
+
+    Raises:
+        ModelError: As in `load_model`.
     """
     loaded_name = model_name(model) if name is None else name
-    while True:  # again where another run replaced files meanwhile
+
+    while True:  # repeat if another run has replaced files in the meantime
         identity = read_model_identity(loaded_name, model.revision)
         loaded = load_model(model, name)
         if read_model_identity(loaded_name, model.revision) == identity:

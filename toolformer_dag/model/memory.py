@@ -51,21 +51,27 @@ class TokenBudget:
         share: int = 1,
         order: Sequence[int] | None = None,
     ) -> list[Result]:
-        """Run `work` on batches of sequences; return a result for each sequence, in order.
+        """Run `work` on batches of sequences, and collect one result per sequence.
 
-        When memory runs out, the budget is halved, and a smaller batch is tried.
+        When memory runs out, the budget is halved and a smaller batch is tried.
 
-        - lengths: the number of tokens of each sequence. A sequence is named by its index in this list.
-        - work: gets the indices of a batch, and returns their results. It may be called again for a sequence.
-        - lower: the settings that would make sequences shorter, for the error message.
-        - share: a batch has at most `share` times the budget of tokens, padding included, or a single sequence.
-        - order: the indices in the order in which they are cut into batches; by length where it is None.
+        Args:
+            lengths: The number of tokens of each sequence. Elsewhere a sequence is named by its index in this list.
+            work: Takes the indices of a batch, and returns one result for each. It may see a sequence more than once.
+            lower: The settings that make sequences shorter, for the error message.
+            share: A batch has at most `share` times the budget in tokens, padding included, or it is a single sequence.
+            order: The indices in the order in which they are cut into batches. By default, they are sorted by length.
 
-        Raises ModelError where a single sequence does not fit into memory even with a budget of its own length.
+        Returns:
+            The results, in the order of `lengths`.
+
+        Raises:
+            ModelError: A single sequence does not fit into memory, even with a budget of only its own length.
         """
         results: dict[int, Result] = {}
         by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
         waiting = by_length if order is None else list(order)
+
         while waiting:
             batch = next(batches(waiting, lengths, self.tokens * share))
             try:
@@ -75,15 +81,22 @@ class TokenBudget:
                     raise
                 self._halve_budget([lengths[index] for index in batch], lower=lower, error=error)
             else:
-                waiting = waiting[len(batch) :]
+                waiting = waiting[len(batch) :]  # the batch is done
                 continue
             _free_gpu_cache()  # after the except block: the error keeps the tensors of its frames alive
+
         return [results[index] for index in range(len(lengths))]
 
     def _halve_budget(self, lengths: Sequence[int], *, lower: str, error: RuntimeError) -> None:
-        """Halve the budget after a batch with sequences of these lengths ran out of memory.
+        """Halve the budget after a batch ran out of memory.
 
-        Raises ModelError, caused by `error`, for a single sequence that already has no larger budget than its length.
+        Args:
+            lengths: The numbers of tokens of the sequences in the batch.
+            lower: The settings that make sequences shorter, for the error message.
+            error: The error that said so.
+
+        Raises:
+            ModelError: The batch was a single sequence, and the budget is already no larger than its length.
         """
         if len(lengths) == 1 and self.tokens <= lengths[0]:
             raise ModelError(
@@ -122,20 +135,29 @@ def _estimate_bytes_per_token(model: Any) -> int:
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Yield batches of sequences that are neighbours in `order`, as lists of indices.
+    """Cut sequences into batches of neighbours, so that each batch fits into a number of tokens.
 
-    A batch has at most `tokens` tokens, padding to its longest sequence included, or a single sequence. Lengths
-    [2, 3, 9] in the order [0, 1, 2], with at most 8 tokens, give [0, 1] (2 * 3 tokens) and [2].
+    Args:
+        order: The indices of the sequences, in the order in which they are cut into batches.
+        lengths: The number of tokens of each sequence.
+        tokens: The maximum size of a batch, when every sequence is padded to the longest one in it.
+
+    Yields:
+        The indices of each batch. A sequence longer than `tokens` is a batch of its own.
+
+    Example:
+        batches([0, 1, 2], lengths=[2, 3, 9], tokens=8)  # [0, 1], which takes 2 * 3 tokens, and [2]
     """
     batch: list[int] = []
     longest = 0
     for index in order:
         longest = max(longest, lengths[index])
         is_full = (len(batch) + 1) * longest > tokens
-        if batch and is_full:
+        if batch and is_full:  # start a new batch with this sequence
             yield batch
             batch = []
             longest = lengths[index]
         batch.append(index)
-    if batch:
+
+    if batch:  # the last one
         yield batch

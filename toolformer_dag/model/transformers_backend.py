@@ -76,24 +76,31 @@ class TransformersBackend:
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Sample calls in texts; return for each text the tokens of each of its samples.
+        """Sample tool calls in texts.
 
-        A call begins with ` [`. The model computes the probability of ` [` at every place of a text where a call may
-        stand; from these, the text's function `choose` selects the places at which calls are sampled.
+        The model computes the probability of ` [`, which begins a call, at every place of a text where a call may
+        stand. From these probabilities, the text's function `choose` selects the places where calls are sampled.
 
-        - prompt: the tokens before each text, which run once. The last prompt stays cached for the next call.
-        - start: the tokens of ` [`.
-        - ends: which tokens end a sample.
-        - sampling: temperature, top_p and the most tokens of a call.
+        Args:
+            prompt: The tokens before each text. They run once, and stay cached until another prompt comes.
+            texts: The texts, with the places where a call may stand.
+            start: The tokens of ` [`.
+            ends: Tells which tokens end a sample.
+            sampling: Temperature, top_p and the maximum length of a call.
 
-        Raises ModelError where a single text does not fit into memory.
+        Returns:
+            For each text, the tokens of each of its samples.
+
+        Raises:
+            ModelError: A single text does not fit into memory.
         """
         run_prompt = self._run_prompt(prompt)
         calls = CallSampling(start, ends, sampling)
         sizes = [
             self._count_stored_tokens(text, prompt_length=len(prompt), max_tokens=calls.max_tokens) for text in texts
         ]
-        # Runs the texts in batches of similar size, which become smaller when memory runs out.
+
+        # Run the texts in batches of similar size, which become smaller when memory runs out.
         return self.budget.run(
             sizes,
             partial(self._propose_batch, run_prompt, texts, calls),
@@ -112,7 +119,7 @@ class TransformersBackend:
         return CACHE_PASSES * STREAMED if self._shares_keys else CACHE_PASSES
 
     def _run_prompt(self, ids: Sequence[int]) -> RunPrompt:
-        """Return the prompt of these tokens with its keys cached; it runs unless it is the last one that ran."""
+        """Run a prompt and cache its keys, unless it is the prompt that ran last."""
         if self._last_prompt is None or self._last_prompt.ids != list(ids):
             self.counts.add("prompt", len(ids))
             self.counts.passes += 1
@@ -122,7 +129,17 @@ class TransformersBackend:
     def _propose_batch(
         self, prompt: RunPrompt, texts: Sequence[TokenText], calls: CallSampling, batch: Sequence[int]
     ) -> list[list[list[int]]]:
-        """Return, for each text of a batch, the tokens of its samples. `batch`: the indices of the batch's texts."""
+        """Sample the calls of one batch of texts.
+
+        Args:
+            prompt: The prompt before each text.
+            texts: All texts, also those of other batches.
+            calls: How calls begin and end, and how they are sampled.
+            batch: The indices of the batch's texts.
+
+        Returns:
+            For each text of the batch, the tokens of each of its samples.
+        """
         batch_texts = [texts[index] for index in batch]
         proposals = ProposalBatch(
             backbone=self.backbone,
@@ -136,81 +153,99 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Return for each query log p of the tokens that it asks for, [places, tokens per place].
+        """Compute the log probabilities of the tokens that some queries ask for.
 
-        A query has a sequence, cut into prefix and text, and places in the text with the possible next tokens there.
-        What prefixes have in common runs once. Raises ModelError where a query does not fit into memory.
+        A query is a sequence, cut into a prefix and a text. It names places in the text, and possible next tokens for
+        each place. If prefixes begin alike, the common beginning runs only once.
+
+        Returns:
+            An array [places, tokens per place] for each query, in the order of the queries.
+
+        Raises:
+            ModelError: A query does not fit into memory.
         """
 
         def answer_batch(batch: list[int]) -> list[LogProbabilities]:
             return self._answer_queries([queries[index] for index in batch])
 
         prefixes = [list(query.prefix) for query in queries]
-        # Prefixes with a common beginning are neighbours in this order, so that most of them are in one batch.
+        # In this order, prefixes with a common beginning are neighbours, so most of them are in the same batch.
         sorted_by_prefix = sorted(range(len(queries)), key=prefixes.__getitem__)
-        # Runs batches of queries in this order; the answers are returned in the order of `queries`.
+
+        # Run batches of queries in this order. The answers come back in the order of `queries`.
         return self.budget.run(
             [len(prefix) for prefix in prefixes],
             answer_batch,
             order=sorted_by_prefix,
-            share=CACHE_PASSES,  # a batch may have the tokens of so many passes
+            share=CACHE_PASSES,  # a batch may hold the tokens of so many passes
             lower="max_call_tokens",  # the setting that the error message names
         )
 
     @torch.inference_mode()
     def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyBatch:
-        """Run sequences, and return them as rows for the caller to continue."""
+        """Run sequences through the model, and return them as rows that the caller can continue token by token."""
         branches = self.sharing.rows(self.backbone)
         return GreedyBatch(self.backbone, branches, branches.add(sequences))
 
     def _count_stored_tokens(self, text: TokenText, *, prompt_length: int, max_tokens: int) -> int:
-        """Return for how many tokens a text and all its samples store keys and values.
+        """Count the tokens whose keys and values are stored to sample calls in a text.
 
-        - prompt_length: the tokens before each text.
-        - max_tokens: the most tokens that a sample has after the text.
+        Args:
+            text: The text, with its maximum number of samples.
+            prompt_length: The number of tokens before each text.
+            max_tokens: The maximum number of tokens that a sample adds to the text.
         """
         text_length = len(text.ids)
-        if self._shares_keys:  # a sample stores the keys of its new tokens alone
+        if self._shares_keys:  # each sample stores only the keys of its new tokens
             return text_length + text.most_samples * max_tokens
-        copied_length = prompt_length + text_length  # each sample has a copy of these keys
+
+        copied_length = prompt_length + text_length  # each sample has its own copy of these keys
         return copied_length + text.most_samples * (copied_length + max_tokens)
 
     def _compute_cache_limits(self, texts: Sequence[TokenText], *, prompt_length: int, max_tokens: int) -> CacheLimits:
-        """Return how many texts, and continuations of them, may have their keys cached at once.
+        """Compute how many texts, and continuations of texts, may have their keys in the cache at the same time.
 
-        Continuations are branches, on which samples are drawn, and probes, on which the probability of ` [` is computed
-        where it is several tokens. At least one text fits, with a branch for each of its samples.
+        There are two kinds of continuation: a branch, on which a sample is drawn, and a probe, on which the probability
+        of ` [` is computed if ` [` is several tokens. The limits allow at least one text with all of its samples.
 
-        - prompt_length: the tokens before each text.
-        - max_tokens: the most tokens of a branch.
+        Args:
+            texts: The texts of a batch.
+            prompt_length: The number of tokens before each text.
+            max_tokens: The maximum length of a branch.
         """
         longest = max(len(text.ids) for text in texts)
-        most_samples = max(1, *(text.most_samples for text in texts))  # of a text
+        most_samples = max(1, *(text.most_samples for text in texts))  # per text
+
         if self._shares_keys:  # the keys of prompt and text are stored once
             return self._compute_shared_key_limits(
                 len(texts), longest=longest, most_samples=most_samples, max_tokens=max_tokens
             )
-        # In the model's own cache a branch copies the keys of prompt and text, and all texts of the batch run at once.
+
+        # In the model's own cache, each branch copies the keys of prompt and text, and all texts run at once.
         fitting_probes = self._count_fitting_branches(prompt_length + longest + max_tokens)
         return CacheLimits(texts=len(texts), branches=len(texts) * most_samples, probes=max(1, fitting_probes))
 
     def _compute_shared_key_limits(
         self, text_count: int, *, longest: int, most_samples: int, max_tokens: int
     ) -> CacheLimits:
-        """Return how many texts and branches may be cached at once: half of the memory is for texts, half for branches.
+        """Compute the cache limits for the case that the keys of prompt and text are stored only once.
 
-        A branch stores what continues a text: a sample, or, as a probe, ` [`, whose probability is computed there.
+        Half of the memory is for texts, and the other half for their continuations: the branches, on which samples are
+        drawn, and the probes, on which the probability of ` [` is computed.
 
-        - longest: the most tokens of a text.
-        - most_samples: the most samples of a text.
-        - max_tokens: the most tokens of a branch.
+        Args:
+            text_count: The number of texts in the batch.
+            longest: The number of tokens in the longest text.
+            most_samples: The maximum number of samples per text.
+            max_tokens: The maximum length of a branch.
         """
         fitting_texts = max(1, self._tokens_in_half // longest)
         fitting_branches = self._count_fitting_branches(max_tokens)
-        useful_branches = min(fitting_branches, text_count * most_samples)
+        useful_branches = min(fitting_branches, text_count * most_samples)  # more would stay empty
+
         return CacheLimits(
             texts=min(text_count, fitting_texts),
-            branches=max(most_samples, useful_branches),  # all samples of a text are drawn at once, even if too many
+            branches=max(most_samples, useful_branches),  # samples of a text are drawn together, fit or not
             probes=max(1, fitting_branches),
         )
 
@@ -224,22 +259,26 @@ class TransformersBackend:
         return self.budget.tokens * CACHE_PASSES // 2
 
     def _answer_queries(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Return log p of each query, [places, tokens per place]. The queries are sorted by prefix.
+        """Compute the answers of queries that are sorted by prefix, and repeat those that came out as NaN.
 
-        A query whose answer is NaN runs again alone: NaN in another sequence of its pass may be the cause, since the
-        attention mask hides numbers of other sequences, but not NaN.
+        NaN in one sequence can spread to the others of its pass, because the attention mask hides the numbers of other
+        sequences, but not NaN. So a query with NaN in its answer runs again alone.
+
+        Returns:
+            For each query, the log probabilities of its tokens, [places, tokens per place].
         """
-        if not self._shares_keys:  # each query runs as a text without a prefix
+        if not self._shares_keys:  # without shared keys, the prefix runs as a part of the text
             queries = [_without_prefix(query) for query in queries]
+
         answers = self._run_queries(queries)
-        if len(queries) > 1:  # a query that ran alone keeps its NaN
+        if len(queries) > 1:  # a query that already ran alone keeps its NaN
             for index, answer in enumerate(answers):
                 if np.isnan(answer).any():
                     [answers[index]] = self._answer_queries([queries[index]])
         return answers
 
     def _run_queries(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Run the prefixes of all queries, then the texts after them; return log p, [places, tokens per place] each."""
+        """Run the prefixes of all queries, then the texts after them, and compute what each query asks for."""
         prefixes = self._run_prefixes(queries)
         lengths = [len(query.prefix) + max(query.places) for query in queries]
         run_batch = partial(self._run_texts, prefixes, queries)
@@ -256,40 +295,53 @@ class TransformersBackend:
     def _run_texts(
         self, prefixes: CachedPrefixes, queries: Sequence[TokenQuery], query_indices: Sequence[int]
     ) -> list[LogProbabilities]:
-        """Run the texts of B of the queries after their cached prefixes, in one pass, and count their tokens.
+        """Run the texts of some queries after their cached prefixes, in a single pass.
 
-        Returns for each of them log p of the tokens that it asks for, [places, tokens per place].
+        The tokens that run are added to the counts.
 
-        query_indices: which queries, [B].
+        Args:
+            prefixes: The cached prefixes of all queries.
+            queries: All queries.
+            query_indices: The indices of the B queries to run.
+
+        Returns:
+            For each of these B queries, the log probabilities of its tokens, [places, tokens per place].
         """
         batch_queries = [queries[index] for index in query_indices]
-        texts = [_select_text_to_run(query) for query in batch_queries]  # up to the last place, T tokens at most
+        texts = [_select_text_to_run(query) for query in batch_queries]  # each up to its last place, at most T tokens
+
         features = prefixes.features(query_indices, texts)  # [B, 1 + T, F]; column p predicts the token at place p
         answers = self._compute_log_p_at_places(features, batch_queries)
+
         self.counts.passes += 1
         for query, text in zip(batch_queries, texts, strict=True):
             self.counts.add(query.kind, len(text))
         return answers
 
     def _compute_log_p_at_places(self, features: Tensor, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Return for each of B queries log p of the tokens that it asks for, [places, tokens per place].
+        """Compute the log probabilities that B queries ask for, from the model's hidden states.
 
-        A query names places in a text, and the tokens whose probability is wanted at each of them.
+        Args:
+            features: The hidden states, [B, columns, F]. Column p predicts the token at place p of a text.
+            queries: The queries. Each names places in its text, and the tokens to rate at each place.
 
-        features: the hidden states of the texts, [B, columns, F]. Column p predicts the token at place p.
+        Returns:
+            For each query, the log probabilities of its tokens, [places, tokens per place].
         """
         features_at_places = _select_features_at_places(features, queries)  # [places of all queries, F]
+
         targets: list[Sequence[int]] = []  # [places of all queries, tokens per place]
         for query in queries:
             targets += query.tokens
         log_p = self.backbone.log_probabilities(features_at_places, on_device(targets, features.device))
-        # log_p has the shape of `targets`; its rows are cut into an array per query again.
+
+        # `log_p` has the shape of `targets`. Cut its rows into one array per query again.
         ends_of_queries = np.cumsum([len(query.places) for query in queries])
         return np.split(log_p.cpu().numpy(), ends_of_queries[:-1])
 
 
 def _select_features_at_places(features: Tensor, queries: Sequence[TokenQuery]) -> Tensor:
-    """Return the features of B queries, [B, columns, F], in the columns of their places: [places of all queries, F]."""
+    """Pick from the features of B queries, [B, columns, F], the columns of their places: [places of all queries, F]."""
     cells = []  # pairs of row and column
     for row, query in enumerate(queries):
         cells += [(row, place) for place in query.places]
@@ -303,7 +355,7 @@ def _select_text_to_run(query: TokenQuery) -> Sequence[int]:
 
 
 def _without_prefix(query: TokenQuery) -> TokenQuery:
-    """Return the same query with its prefix as the beginning of its text."""
+    """Turn the prefix of a query into the beginning of its text, and move its places accordingly."""
     prefix_length = len(query.prefix)
     places = [prefix_length + place for place in query.places]
     return replace(query, prefix=[], text=[*query.prefix, *query.text], places=places)

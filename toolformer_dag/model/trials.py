@@ -42,15 +42,23 @@ def exact_products() -> Iterator[None]:
 @exact_products()
 @torch.no_grad()  # no inference_mode: a model may cache tensors in a pass, such as rotary tables, and train with them
 def check_causal(model: Any, tokens: Sequence[int]) -> None:
-    """Raise ModelError for a model whose tokens attend to later ones (BERT loads as a causal model too).
+    """Check that a model's tokens do not see later tokens. BERT's do, for example, and it loads as a causal model too.
 
-    tokens: 24 tokens of ordinary text, from `list_trial_tokens`. Two sequences of 16 of them begin with the same 8 and
-    end differently; a causal model gives the first 8 the same logits in both.
+    The check compares two sequences of 16 tokens with the same first 8 tokens and different ends. A causal model
+    gives the first 8 tokens the same logits in both.
+
+    Args:
+        model: The model.
+        tokens: 24 tokens of ordinary text, from `list_trial_tokens`.
+
+    Raises:
+        ModelError: The model is not causal.
     """
     begin = tokens[:TRIAL_ENDS]
     end = tokens[TRIAL_ENDS:TRIAL]
-    # Equally long, because another length rounds differently, and a mixture of experts may then choose another one.
+    # Equally long, because another length rounds differently, and a mixture of experts may then choose other experts.
     other_end = tokens[TRIAL:]
+
     logits = compute_model_logits(model, [*begin, *end])[: len(begin)]  # [8, V]
     other_logits = compute_model_logits(model, [*begin, *other_end])[: len(begin)]
     if _differ(logits, other_logits, SAME_ORDER_TOLERANCES[model.dtype]):
@@ -67,9 +75,9 @@ def _differ(logits: Tensor, other_logits: Tensor, tolerance: float) -> bool:
 
 
 def list_trial_tokens(encoding: Encoding) -> list[int]:
-    """Return TRIAL + TRIAL_ENDS tokens of ordinary text to try a model with, after BOS where the tokenizer adds it.
+    """List TRIAL + TRIAL_ENDS tokens of ordinary text to try a model with. BOS comes first if the tokenizer adds it.
 
-    They repeat where the text and the vocabulary have too few.
+    The tokens repeat if text and vocabulary have too few.
     """
     count = TRIAL + TRIAL_ENDS
     tokens = [*encoding.bos, *islice(cycle(_list_ordinary_tokens(encoding, count)), count)]
@@ -77,9 +85,10 @@ def list_trial_tokens(encoding: Encoding) -> list[int]:
 
 
 def _list_ordinary_tokens(encoding: Encoding, count: int) -> list[int]:
-    """Return the tokens of ORDINARY_TEXT, without special ones, after which a trained model's logits are chaotic.
+    """List the tokens of ORDINARY_TEXT, without special ones: a trained model's logits are chaotic after these.
 
-    Where these are fewer than `count`, all others of the vocabulary follow: the result may be shorter or longer.
+    If they are fewer than `count`, all other tokens of the vocabulary follow, except special ones.
+    So the list may have another length.
     """
     tokenizer = encoding.tokenizer
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -96,7 +105,7 @@ def compute_model_logits(model: Any, tokens: Sequence[int]) -> Tensor:
 
 
 def compute_logits_or_none(compute: Callable[[], Tensor]) -> Tensor | None:
-    """Return the logits that `compute` returns; None where it raises an error other than out of memory."""
+    """Call `compute` and return its logits, or None if it raises an error other than out of memory."""
     try:
         return compute()
     except (AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError) as error:
@@ -121,17 +130,23 @@ MIN_GAIN = 0.1
 
 @torch.no_grad()
 def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
-    """Return by how many nats per token BOS before ordinary text lowers the model's loss.
+    """Measure by how many nats per token the model's loss on ordinary text falls if BOS is put before it.
 
-    BOS is the tokenizer's token for the beginning of a text. Return 0 where it cannot be added, or where the gain is
-    small or uncertain (MIN_GAIN, MIN_STANDARD_ERRORS).
+    BOS is the tokenizer's token for the beginning of a text.
 
-    context: the most tokens of a sequence.
+    Args:
+        model: The model.
+        encoding: Its tokenizer.
+        context: The maximum length of a sequence, in tokens.
+
+    Returns:
+        The gain, or 0 if BOS cannot be added, or if the gain is too small or uncertain (MIN_GAIN, MIN_STANDARD_ERRORS).
     """
     bos = _find_bos_to_add(model, encoding)
     if bos is None:
         return 0.0
-    ids = encoding.texts([ORDINARY_TEXT])[0].ids[: context - 1]
+
+    ids = encoding.texts([ORDINARY_TEXT])[0].ids[: context - 1]  # one less, to leave room for BOS
     losses = _compute_token_losses(model, ids)
     losses_after_bos = _compute_token_losses(model, [bos, *ids])[1:]  # the first text token has no loss without BOS
     return _compute_clear_mean(losses - losses_after_bos)

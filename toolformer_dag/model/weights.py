@@ -64,14 +64,15 @@ UNLIMITED_CORES = 1_000_000
 
 
 def cores() -> int:
-    """Return how many physical cores this process may use, at least 1.
+    """Count the physical cores that this process may use, at least 1.
 
-    A container's limit of processor time counts too, rounded down.
+    A container's limit of processor time, rounded down, counts too.
     """
     hardware_threads = set(range(os.cpu_count() or 1))
     if hasattr(os, "sched_getaffinity"):  # on Linux, the threads that this process is bound to
         hardware_threads = os.sched_getaffinity(0)
-    distinct_cores = {_core(thread) for thread in hardware_threads}
+
+    distinct_cores = {_core(thread) for thread in hardware_threads}  # several threads may share a core
     return max(1, min(len(distinct_cores), _count_container_cores()))
 
 
@@ -95,7 +96,11 @@ def is_small(model: ModelSettings) -> bool:
 
 
 def parameters(folder: Path) -> int:
-    """Count the parameters of a model folder from its safetensors headers; 0 where the folder is missing."""
+    """Count the parameters of the model in a folder, from the headers of its safetensors files.
+
+    Returns:
+        The number of parameters, or 0 if the folder does not exist.
+    """
     from safetensors import safe_open
 
     total = 0
@@ -129,18 +134,22 @@ IDENTIFYING = ("name", "revision", "dtype")
 
 
 def read_model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
-    """Return what identifies a model: where it differs, everything that was computed with the model is out of date.
+    """Read what identifies a model. If it changes, everything computed with the model is out of date.
 
-    - Of a folder: by file name, the hash of each file that determines its results.
-    - Of a GGUF file: its hash, the version of the conversion, and BOS where the conversion chose one.
-    - Of a hub id: the id and the revision; `main` without one, so that changes of the branch stay unnoticed.
+    It is not checked whether the files of a model fit each other.
 
-    Raises ModelError for a path that is not a model folder. Not covered: whether the files fit each other.
+    Returns:
+        For a folder: the hashes of the files that determine the model's results, by file name.
+        For a GGUF file: its hash, the version of the conversion, and BOS if the conversion chose one.
+        For a hub id: the id and the revision. Without a revision it is "main", and changes of that branch go unnoticed.
+
+    Raises:
+        ModelError: The name is a path without a model folder.
     """
     folder = _find_folder(name)
     if folder is None:
         return {"id": name, "revision": revision or "main"}
-    if folder.parent == _get_conversions_folder():  # converted from a GGUF file; the conversion recorded the identity
+    if folder.parent == _get_conversions_folder():  # from a GGUF file; the conversion recorded the identity
         return dict(json.loads((folder / ORIGIN).read_bytes()))
     return {file.name: file_hash(file) for file in _list_required_files(folder)}
 
@@ -166,41 +175,55 @@ def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") ->
 
 
 def require_whole(name: str, revision: str | None = None, weights: bool = True) -> None:
-    """Read the files of a model that is about to be loaded, and raise an error where one of them is damaged.
+    """Check before a model is loaded that none of its files is damaged.
 
-    A damaged file has another content than when it was hashed, but the same size and times. Nothing is checked of a
-    model that is not on this machine.
+    The content of a damaged file has changed since it was hashed, but its size and times have not. A model that is
+    not on this machine is not checked.
 
-    weights: whether the weights are loaded too.
+    Args:
+        name: The folder or hub id of the model.
+        revision: The revision on the hub.
+        weights: Whether the weights will be loaded, too.
 
-    Raises DamagedCheckpoint for a checkpoint of this project, and sets the file's times, so that the next run notices
-    the change and finetunes again; DamagedModel for any other model.
+    Raises:
+        DamagedCheckpoint: A checkpoint of this project is damaged. The file's times are set to now, so that the next
+            run notices the change and finetunes again.
+        DamagedModel: Another model is damaged.
     """
     folder = model_folder(name, revision)
     if folder is None:
         return
+
     damaged_file = _find_damaged_file(folder, weights=weights)
     if damaged_file is None:
         return
     if not damaged_file.with_name(CHECKPOINT).is_file():
         raise DamagedModel(damaged_file)
-    os.utime(damaged_file)  # another time: its hash is computed anew in the next run
+
+    os.utime(damaged_file)  # with new times, the next run computes its hash again
     raise DamagedCheckpoint(damaged_file)
 
 
 def _find_damaged_file(folder: Path, *, weights: bool) -> Path | None:
-    """Return a file of a model whose content is not the one that was hashed; None where all files are whole.
+    """Find a file of a model whose content is no longer what was hashed.
 
-    The hash is remembered from an earlier reading, or is the file's name, as in the cache of the Hugging Face hub.
+    The hash is remembered from an earlier reading. In the cache of the Hugging Face hub, it is also the name of a
+    large file.
 
-    weights: whether to read the weights too.
+    Args:
+        folder: The folder of the model.
+        weights: Whether to check the weights, too.
+
+    Returns:
+        The first damaged file found, or None if all files are whole.
     """
     files = [file for file in _list_identifying_files(folder) if weights or file.suffix != ".safetensors"]
     changed_file = find_changed_unseen(
         files
-    )  # with another content than the remembered hash, but the same size and times
+    )  # its content does not match the remembered hash, although its size and times are the same
     if changed_file is not None:
         return changed_file
+
     for file in files:
         if _is_misnamed(file):
             return file
@@ -214,9 +237,13 @@ def _is_misnamed(file: Path) -> bool:
 
 
 def model_folder(name: str, revision: str | None = None) -> Path | None:
-    """Return the folder with the files of a model; None for a hub id that is not in the hub's cache.
+    """Find the folder with the files of a model.
 
-    Raises ModelError for a path at which there is no model folder.
+    Returns:
+        The folder, or None for a hub id that is not in the hub's cache.
+
+    Raises:
+        ModelError: The name is a path without a model folder.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -232,15 +259,16 @@ MARKERS = "call_markers"
 
 
 def read_checkpoint_markers(name: str, revision: str | None = None) -> CallMarkers | None:
-    """Return the markers with which a model was finetuned to write calls, such as ` [` and `->`, from its files.
+    """Read from a model's files the markers with which it was finetuned to write calls, such as ` [` and `->`.
 
-    A checkpoint of this project that names none has the paper's; None for any other model without markers.
+    Returns:
+        The markers. If the files name none, these are the paper's for a checkpoint of this project, else None.
     """
     folder = model_folder(name, revision)
     if folder is None:
         return None
     markers = _read_markers(folder / "tokenizer_config.json")
-    if markers is None and (folder / CHECKPOINT).is_file():
+    if markers is None and (folder / CHECKPOINT).is_file():  # this file marks a checkpoint of this project
         return PAPER_MARKERS
     return markers
 
@@ -262,10 +290,13 @@ def refuse_other_markers(model: ModelSettings) -> None:
 
 
 def check_model(name: str, revision: str | None = None) -> None:
-    """Raise ModelError where a name is neither a folder nor a model in the hub's cache or on the hub.
+    """Check that a name is a model folder, or a model in the hub's cache or on the hub.
 
-    The hub is asked once, for HUB_PATIENCE seconds at most: transformers would ask it for each file, six times with
-    pauses.
+    The hub is asked only once, for at most HUB_PATIENCE seconds. transformers would ask it for each file, six
+    times with pauses.
+
+    Raises:
+        ModelError: There is no such model, or the hub does not answer.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
@@ -284,16 +315,20 @@ def check_model(name: str, revision: str | None = None) -> None:
 
 
 def _find_folder(name: str) -> Path | None:
-    """Return the folder that a model's name leads to; None for a hub id, such as "org/model".
+    """Find the folder that a model's name stands for. A GGUF file is first converted to a folder, once.
 
-    A GGUF file is converted to a folder first, once. Raises ModelError for a path at which there is no folder.
+    Returns:
+        The folder, or None for a hub id such as "org/model".
+
+    Raises:
+        ModelError: The name is a path without a folder, or a GGUF file cannot be converted.
     """
     folder = expand_home(Path(name))
     if name.endswith(GGUF):
         return convert_gguf(folder)
     if folder.is_dir():
         return folder
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:  # a path, not a hub id
         raise ModelError(f"model folder {name!r} does not exist; give a model folder or a hub id")
     return None
 
@@ -303,9 +338,10 @@ REQUIRED_FILES = (("config.json",), ("*.safetensors",), ("tokenizer*", "*.model"
 
 
 def _list_required_files(folder: Path) -> list[Path]:
-    """Return the files of a model folder that determine its results: config, weights, tokenizer, code.
+    """List the files of a model folder that determine its results: config, weights, tokenizer and code.
 
-    Raises ModelError where config, weights or tokenizer is missing.
+    Raises:
+        ModelError: The config, the weights or the tokenizer is missing.
     """
     files = _list_identifying_files(folder)
     for patterns in REQUIRED_FILES:
@@ -327,9 +363,9 @@ def _list_identifying_files(folder: Path) -> list[Path]:
 
 
 def read_model_dtype(model: ModelSettings) -> str:
-    """Return the data type of the settings' model; for `auto`, the one of the weights in the model's folder.
+    """Read the data type of the settings' model. If the settings say `auto`, the files in the model's folder tell it.
 
-    `auto` stays for a hub id: only loading would show its data type, and its revision determines it.
+    For a hub id it stays `auto`: only loading would show the data type, and the model's revision determines it.
     """
     folder = expand_home(Path(model_name(model)))
     if model.dtype == "auto" and folder.is_dir():
@@ -338,20 +374,30 @@ def read_model_dtype(model: ModelSettings) -> str:
 
 
 def _read_folder_dtype(folder: Path) -> str:
-    """Return the data type in which a model folder stores its weights, such as "bfloat16".
+    """Read the data type in which a model folder stores its weights, such as "bfloat16".
 
-    It is the one in config.json, else the one of the first floating-point weights, else float32. Raises ModelError for
-    a config.json that cannot be read.
+    It is in config.json. Otherwise it is the type of the first floating-point weights, or float32.
+
+    Raises:
+        ModelError: The config.json cannot be read.
     """
     return _read_config_dtype(folder / "config.json") or _read_weights_dtype(folder) or "float32"
 
 
 def _read_config_dtype(file: Path) -> str | None:
-    """Return the data type in a config.json, or in its part for texts; None without one. Raises ModelError."""
+    """Read the data type from a config.json, or from the part of it that describes the text model.
+
+    Returns:
+        A name such as "float32", or None if the config names no data type.
+
+    Raises:
+        ModelError: The file cannot be read.
+    """
     try:
         config = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read: {error}; save the model again") from error
+
     for part in (config, config.get("text_config") or {}):
         dtype = part.get("dtype") or part.get("torch_dtype")
         if dtype:
@@ -360,7 +406,11 @@ def _read_config_dtype(file: Path) -> str | None:
 
 
 def _read_weights_dtype(folder: Path) -> str | None:
-    """Return the data type of the first floating-point weights in a folder's safetensors; None without any."""
+    """Find the data type of the first floating-point weights in a folder's safetensors files.
+
+    Returns:
+        A name such as "float32", or None if there are no such weights.
+    """
     from safetensors import safe_open
 
     for file in sorted(folder.glob("*.safetensors")):
@@ -396,17 +446,23 @@ def _get_conversions_folder() -> Path:
 
 
 def convert_gguf(file: Path) -> Path:
-    """Convert a GGUF file to a folder with safetensors and a tokenizer, once; return the folder.
+    """Convert a GGUF file to a model folder with safetensors and a tokenizer, unless this was done before.
 
-    The folder is in the user's cache, named after the hash of the file. It appears only when complete; where several
-    processes need it, one converts and the others wait. Raises ModelError where the file cannot be read or converted.
+    If several processes need the folder, one of them converts and the others wait. The folder appears only when it is
+    complete.
+
+    Returns:
+        The folder, which is in the user's cache and named after the hash of the file.
+
+    Raises:
+        ModelError: The file cannot be read or converted.
     """
     try:
         digest = file_hash(file)
         folder = _get_conversions_folder() / f"{digest}-v{CONVERSION}"
         if not folder.is_dir():
             with locked(folder.with_suffix(".lock")):
-                if not folder.is_dir():  # another process may have converted it meanwhile
+                if not folder.is_dir():  # another process may have converted it in the meantime
                     _convert(file, digest, folder)
     except OSError as error:
         raise ModelError(
@@ -416,21 +472,29 @@ def convert_gguf(file: Path) -> Path:
 
 
 def _convert(file: Path, digest: str, folder: Path) -> None:
-    """Convert a GGUF file to the model folder `folder`, which appears only when complete.
+    """Convert a GGUF file to a model folder. The folder appears only when it is complete.
 
-    digest: the hash of the file. Raises ModelError where the conversion fails or the package gguf is missing.
+    Args:
+        file: The GGUF file.
+        digest: Its hash.
+        folder: The folder to create.
+
+    Raises:
+        ModelError: The conversion fails, or the package gguf is missing.
     """
     if find_spec("gguf") is None:
         raise ModelError(
             f"{file} needs the package gguf, which is not there; run `pip install -c constraints.txt -e '.[gguf]'`, "
             "or give a folder with safetensors"
         )
+
     _log.warning("%s is converted to safetensors once, which may take minutes; they stay in %s", file.name, folder)
     _remove_unfinished(folder)
     building = folder.with_suffix(f".{os.getpid()}.building")
     _run_conversion(file, digest, building)
     replace_folder(folder, building)
-    # The conversion notes BOS, the token before texts, where it adds one because that clearly lowers the loss.
+
+    # The conversion notes BOS, the token before texts, if it added one because that clearly lowers the loss.
     bos = read_model_identity(str(folder)).get("bos")
     if bos:
         _log.warning("%s: texts begin with %s, after which they cost clearly less; see model.bos", file.name, bos)

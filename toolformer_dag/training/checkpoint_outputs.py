@@ -29,14 +29,20 @@ from toolformer_dag.training.training_report import (
 
 
 def explain_too_few_to_train(plan: Plan) -> str | None:
-    """Return a message with a remedy if C* has fewer texts to train on than `training.min_texts`; else None.
+    """Check whether C* has enough texts to train on, which is `training.min_texts`.
 
-    Raises DamagedPart, and MissingPart where there is no C*.
+    Returns:
+        None if it has. Otherwise a message that says what to change.
+
+    Raises:
+        MissingPart: There is no C*.
+        DamagedPart: C* is damaged.
     """
     counts = count_training_texts(plan)
     min_texts = plan.settings.training.min_texts
     if counts.texts >= min_texts:
         return None
+
     kept_per_thousand = 1000 * counts.texts / max(1, counts.documents)
     return (
         f"{counts.texts} texts in C*: too few to train on (minimum {min_texts}: training.min_texts); lower tau_f, "
@@ -62,22 +68,29 @@ def count_training_texts(plan: Plan) -> TextCounts:
 
 
 def find_checkpoint_reasons(plan: Plan, name: str) -> list[str]:
-    """Return why a checkpoint is missing or out of date, a sentence per reason; empty if it is up to date.
+    """Find the reasons why a checkpoint is missing or out of date.
 
-    Also empty where something that it is trained from is missing, a table or another checkpoint: that has reasons of
-    its own, which are reported with it. Raises ModelError if the model of the settings cannot be found.
+    Returns:
+        A sentence per reason. The list is empty if the checkpoint is up to date. It is also empty if a table or another
+        checkpoint that it is trained from is missing: this one has its own reasons, which are reported, too.
+
+    Raises:
+        ModelError: The model of the settings cannot be found.
     """
     folder = checkpoint_folder(plan.settings, name)
     missing_or_damaged = _find_lost_files(folder)
     if missing_or_damaged is not None:
         return [missing_or_damaged]
+
     checkpoint = checkpoints(plan.settings)[name]
     try:
         data, recipe = checkpoint.read_data_and_recipe(plan)
     except StorageError:  # the table of its texts is missing or damaged
         return []
+
     if plan.lake.table(CURVE).find_whole_pointer(name) is None:
         return [f"{CURVE} lacks it"]
+
     base = checkpoint.base(plan)
     if _is_untrained_checkpoint(plan, base):  # the other checkpoint is missing
         return []
@@ -141,7 +154,14 @@ def _build_curve_table(name: str, report: TrainingReport) -> pl.DataFrame:
 
 
 def _build_curve_rows(name: str, report: TrainingReport, kind: str, points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Return the rows of one of the curves of the checkpoint `name`. kind: "training" or "held-out"."""
+    """Build the rows of one curve of a checkpoint for the table CURVE.
+
+    Args:
+        name: The name of the checkpoint.
+        report: The report of its training, which knows the published step.
+        kind: "training" or "held-out".
+        points: The points of the curve.
+    """
     rows = []
     for point in points:
         rows.append(
@@ -157,9 +177,9 @@ def _build_curve_rows(name: str, report: TrainingReport, kind: str, points: Sequ
 
 
 def _to_record(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the identity of a finetuning run in the form of the lake's records, which `changes` compares.
+    """Convert the identity of a finetuning run to the form of the lake's records, so that `changes` can compare it.
 
-    All but the texts count as settings; the texts are inputs.
+    The texts become inputs, and everything else becomes settings.
     """
     settings = dict(run["settings"])
     for key in ("base", "markers", "bos", "calls_end", "learned_after"):

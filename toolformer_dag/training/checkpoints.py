@@ -94,18 +94,21 @@ def _build_recipe_with_seed(recipe: Callable[[Plan], TrainingSettings], seed: in
 def _build_corpus_checkpoint(
     condition: str, *, calls: bool, column: str, description: str, card: CardText
 ) -> Checkpoint:
-    """Return a checkpoint that is trained on the paper's corpus C*: web texts (C) with tool calls inserted.
+    """Describe a checkpoint that is trained on the paper's corpus C*, which is web texts (C) with tool calls inserted.
 
-    - `condition`: the row of the paper's tables that it stands for, such as "Toolformer".
-    - `calls`: whether it calls tools when it is evaluated.
-    - `column`: of C*: "text_with_calls", or "text" for the same texts without calls.
+    Args:
+        condition: Its row in the paper's tables, such as "Toolformer".
+        calls: Whether it calls tools when it is evaluated.
+        column: The column of C* to train on: "text_with_calls", or "text" for the same texts without calls.
+        description: The description of its asset.
+        card: The text of its model card.
     """
     return Checkpoint(
         condition=condition,
         calls=calls,
         description=description,
         card=card,
-        # The assets that it depends on: C*, and the texts of C that are held out to choose the best step.
+        # The assets it depends on: C*, and the texts of C that are held out to choose the best step.
         reads=lambda plan: (plan.named(augmented_corpus.NAME), heldout_texts.NAME),
         rows=partial(_read_corpus_data, column=column),
         # What its rows depend on besides these assets; if it changes, the checkpoint is out of date.
@@ -158,9 +161,9 @@ TOOLFORMER = _build_corpus_checkpoint(
 
 
 def checkpoints(settings: Settings) -> dict[str, Checkpoint]:
-    """Return the checkpoints of a project by the names of their assets, in the order in which benchmarks are run.
+    """List the checkpoints of a project by the names of their assets, in the order in which benchmarks are run.
 
-    The paper has two. Each of `training.more_seeds` adds both again: {"baseline_checkpoint_seed_1": ...}.
+    The paper has two. Each seed in `training.more_seeds` adds both again, such as "baseline_checkpoint_seed_1".
     """
     paper_checkpoints = {"baseline_checkpoint": BASELINE, "finetuned_checkpoint": TOOLFORMER}
     all_checkpoints = dict(paper_checkpoints)
@@ -182,14 +185,14 @@ class NamedModel(NamedTuple):
 
 
 def resolve_model_name(settings: Settings, name: str) -> NamedModel:
-    """Return the model that a name in the settings of evaluation stands for, and whether it calls tools.
+    """Find the model that a name in the evaluation settings stands for, and whether it calls tools.
 
-    - a checkpoint, such as "finetuned_checkpoint": it calls tools, whichever it is
-    - a condition, a row of the paper's tables such as "Toolformer": its checkpoint, which calls tools if the paper's
-      does
-    - "Toolformer (disabled)": the same checkpoint without tools
-    - "base": the model of the settings, without tools
-    - anything else: another model, which calls tools
+    The name may be:
+        - a checkpoint such as "finetuned_checkpoint". It calls tools, whichever it is.
+        - a row of the paper's tables such as "Toolformer". It calls tools if the paper's model does.
+        - "Toolformer (disabled)", the same checkpoint without tools.
+        - "base", the model of the settings, without tools.
+        - anything else, which is another model and calls tools.
     """
     for asset_name, checkpoint in checkpoints(settings).items():
         if name == asset_name:

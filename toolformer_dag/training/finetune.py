@@ -40,29 +40,41 @@ def finetune(
     progress: StepProgress | None = None,
     measured: Measured | None = None,
 ) -> TrainingReport:
-    """Train `base` in this process and publish the checkpoint that is best on the held-out rows in the folder `out`.
+    """Finetune a model in this process, and publish the checkpoint that is best on the held-out rows.
 
-    - A run that `out` already holds is not repeated; another one replaces it once it is finished.
-    - A killed run resumes from its last checkpoint; on a CPU it ends in the same weights as an uninterrupted one.
-    - Under torchrun, every process calls this, and process 0 publishes; `train` starts them.
-    - The dtype and token budget of `base` have no effect; its device only matters if it is `cpu`, which avoids GPUs.
+    A killed run resumes from its last checkpoint. On a CPU, it ends with the same weights as an uninterrupted run.
+    Under torchrun, every process calls this function, and process 0 publishes. `train` starts these processes.
 
-    Raises TrainingError, also for a full disk and a damaged checkpoint, and ModelError where `base` cannot be loaded.
+    Args:
+        base: The model. Its dtype and token budget have no effect. Its device only matters if it is `cpu`, which avoids
+            GPUs.
+        data: The rows to train on, and the held-out rows.
+        settings: The settings of the training.
+        out: The folder of the checkpoint. If it holds the same run already, nothing is trained. Another run in it is
+            replaced when this one is finished.
+        progress: Called after each step.
+        measured: Called for each point of a curve.
+
+    Raises:
+        TrainingError: The training cannot run, also because of a full disk or a damaged checkpoint.
+        ModelError: The model cannot be loaded.
     """
     _check_rows(data)
     check_recipe(base, settings, world_size())
+
     identity = build_run_identity(base, data, settings)
     name = fingerprint(identity)
     finished = find_finished_run(name, out)
     if finished:
         return finished
 
-    folder = out.with_name(f"{out.name}.partial-{name}")  # `publish` removes those of other runs
+    folder = out.with_name(f"{out.name}.partial-{name}")  # `publish` removes such folders of other runs
     began = time.monotonic()
     run = prepare(base, data, settings, folder, progress, measured)
     with _explain_disk_errors(folder, run.checkpoint):
         run.train()
         report = _build_report(run, name, seconds=time.monotonic() - began)
+
         run.trainer.accelerator.wait_for_everyone()
         if run.trainer.is_world_process_zero():
             final = _write_final_folder(run.trainer, base, settings, folder / "final")
@@ -96,9 +108,11 @@ def find_finished_run(name: str, out: Path) -> TrainingReport | None:
 
 @contextmanager
 def _explain_disk_errors(folder: Path, checkpoint: Path | None) -> Iterator[None]:
-    """Turn an error of the `with` block that a full disk or a damaged checkpoint caused into a TrainingError.
+    """Turn an error of the `with` block into a TrainingError, if a full disk or a damaged checkpoint caused it.
 
-    folder: where checkpoints are written. checkpoint: the one from which the run resumed, if any.
+    Args:
+        folder: The folder in which checkpoints are written.
+        checkpoint: The checkpoint from which the run resumed, if any.
     """
     try:
         yield
@@ -110,13 +124,18 @@ def _explain_disk_errors(folder: Path, checkpoint: Path | None) -> Iterator[None
 
 
 def _find_disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
-    """Return the error to raise where a checkpoint could not be written or read; None for an error of another cause."""
+    """Find out whether the disk caused an error, which means that a checkpoint could not be written or read.
+
+    Returns:
+        The error to raise instead, or None if there is another cause.
+    """
     message = " ".join(str(error).split())[:200]
     if _is_of_damaged_checkpoint(error, message):
         return TrainingError(
             f"the checkpoint {checkpoint} is damaged ({message}); remove it and run again, which goes on from the one "
             "before"
         )
+
     reason = _find_disk_reason(error, message)
     if reason is None:
         return None
@@ -138,9 +157,15 @@ def _find_disk_reason(error: Exception, message: str) -> str | None:
 
 
 def _build_report(run: PreparedRun, name: str, *, seconds: float) -> TrainingReport:
-    """Return the report of a run whose training has ended.
+    """Build the report of a run whose training has ended.
 
-    name: the fingerprint of the run. Raises TrainingError where the held-out metric was never finite.
+    Args:
+        run: The run.
+        name: The fingerprint of the run.
+        seconds: How long it took.
+
+    Raises:
+        TrainingError: The held-out metric was never finite.
     """
     trainer = run.trainer
     state = trainer.state
@@ -164,9 +189,14 @@ def _build_report(run: PreparedRun, name: str, *, seconds: float) -> TrainingRep
 
 
 def _get_best_step(state: Any, metric: str) -> int:
-    """Return the step with the best held-out metric. Raises TrainingError where the metric was never finite.
+    """Return the step with the best held-out metric.
 
-    state: of the Trainer.
+    Args:
+        state: The state of the Trainer.
+        metric: The name of the metric, for the message.
+
+    Raises:
+        TrainingError: The metric was never finite.
     """
     if state.best_global_step is None:
         raise TrainingError(
@@ -176,18 +206,26 @@ def _get_best_step(state: Any, metric: str) -> int:
 
 
 def _write_final_folder(trainer: Any, base: ModelSettings, settings: TrainingSettings, final: Path) -> Path:
-    """Write the trained model to the folder `final`, which transformers can load; return `final`.
+    """Write the trained model to the folder `final`, in a form that transformers can load.
 
-    It is the checkpoint that was best on the held-out rows, without files that only a resumed run needs. LoRA's
+    It is the checkpoint that was best on the held-out rows, without the files that only a resumed run needs. LoRA's
     adapters are merged into the weights of `base`.
 
-    trainer: the Trainer of transformers, once it has trained.
+    Args:
+        trainer: The Trainer, after its training.
+        base: The model that was finetuned.
+        settings: The settings of the training.
+        final: The folder to write. What is in it is removed first.
+
+    Returns:
+        The folder `final`.
     """
     best = Path(trainer.state.best_model_checkpoint)
-    shutil.rmtree(final, ignore_errors=True)  # of a run that was killed here
+    shutil.rmtree(final, ignore_errors=True)  # left by a run that was killed here
+
     if settings.lora_rank is None:
         _copy_weights(best, final, base)
-    else:  # the checkpoint has adapters alone
+    else:  # the checkpoint has only the adapters
         merged(base, settings, best).save_pretrained(final)
         tokenizer = trainer.processing_class
         tokenizer.save_pretrained(final)

@@ -76,10 +76,17 @@ class MemoryNeed(NamedTuple):
 def estimate_memory_need(
     config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool, trust_remote_code: bool
 ) -> MemoryNeed:
-    """Return the bytes that finetuning takes at least on each device, with sequences of `length` tokens.
+    """Estimate how many bytes finetuning takes at least on each device.
 
-    config: of the base model, whose weights are not read. Gathered layers, fragments, and torch's own share (about
-    1 GB) are not covered.
+    This does not include gathered layers, fragmented memory and torch's own share (about 1 GB).
+
+    Args:
+        config: The config of the base model. Its weights are not read.
+        settings: The settings of the training.
+        length: The number of tokens in the longest sequence.
+        processes: The number of processes that train together.
+        on_gpu: Whether the training runs on GPUs.
+        trust_remote_code: Whether the model's own code may run.
     """
     counts = _count_parameters(config, settings, trust_remote_code=trust_remote_code)
     return MemoryNeed(
@@ -108,8 +115,8 @@ def _count_parameters(config: Any, settings: TrainingSettings, *, trust_remote_c
 def _estimate_state_bytes(counts: _ParameterCounts, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> int:
     """Estimate the bytes of weights, gradients and Adam's moments on each device.
 
-    Trained parameters are divided among the `processes`, frozen ones are whole on each. An objective that compares with
-    the base model (`keep_base`) holds its frozen weights too.
+    Trained parameters are divided among the processes, and frozen ones are whole on each. If the objective compares
+    with the base model (`keep_base`), the base model's frozen weights come on top.
     """
     weight_bytes = DTYPES[settings.weights_dtype].itemsize
     trained = _estimate_bytes_per_parameter(settings, on_gpu=on_gpu) * counts.trained // processes
@@ -133,21 +140,27 @@ def _needs_base_model(settings: TrainingSettings) -> bool:
 def _estimate_activation_bytes(
     config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool
 ) -> int:
-    """Estimate the most bytes that activations take on a device.
+    """Estimate the maximum number of bytes that activations take on a device.
 
-    All layers keep values for their backward pass. At the worst moment, either one layer holds all its values besides
-    (the backward pass of a layer), or the loss holds the logits.
+    All layers keep some values for the backward pass. On top of that comes the larger of two peaks: all values within
+    one layer during its backward pass, or the logits during the computation of the loss.
 
-    length: tokens of the longest sequence.
+    Args:
+        config: The config of the base model.
+        settings: The settings of the training.
+        length: The number of tokens in the longest sequence.
+        processes: The number of processes that train together.
+        on_gpu: Whether the training runs on GPUs.
     """
     text_config = config.get_text_config()
     tokens = _compute_tokens_per_pass(settings, length, processes)
-    # Layers hold so many values of this size: each has one number per token and unit of the model's width.
+    # One value, of which a layer keeps several, has a number for each token and unit of the model's width.
     value_bytes: int = tokens * text_config.hidden_size * DTYPES[settings.weights_dtype].itemsize
     kept_values_per_layer = _count_kept_values(
         settings, on_gpu=on_gpu
     )  # 1 with gradient checkpointing, else LAYER_VALUES
     kept_by_layers: int = text_config.num_hidden_layers * kept_values_per_layer * value_bytes
+
     within_one_layer = LAYER_VALUES * value_bytes
     at_loss: int = _estimate_bytes_per_logit(settings) * tokens * text_config.vocab_size
     return kept_by_layers + max(within_one_layer, at_loss)
@@ -176,14 +189,16 @@ def _estimate_bytes_per_logit(settings: TrainingSettings) -> int:
 
 
 def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
-    """Raise TrainingError with the remedy where finetuning cannot fit into memory, before anything runs.
+    """Check that finetuning can run, before anything runs. The error says what to change.
 
-    Also where a library is missing, or where processes cannot share the batch or the model. Raises ModelError where the
-    model's config cannot be read.
+    Raises:
+        TrainingError: The memory is too small, a library is missing, or the processes cannot share the batch or model.
+        ModelError: The model's config cannot be read.
     """
     processes = choose_process_count(model, settings)
     check_recipe(model, settings, processes)
     on_gpu = model.device != "cpu" and torch.cuda.is_available()
+
     need = _estimate_need_of_model(model, settings, processes, on_gpu=on_gpu)
     available = _get_available_bytes(processes, on_gpu=on_gpu)
     if need.total > available:
@@ -197,7 +212,11 @@ def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
 def _estimate_need_of_model(
     model: ModelSettings, settings: TrainingSettings, processes: int, *, on_gpu: bool
 ) -> MemoryNeed:
-    """Read the config of a model and return the bytes that finetuning it takes on each device. Raises ModelError."""
+    """Read the config of a model, and estimate how many bytes finetuning it takes on each device.
+
+    Raises:
+        ModelError: The config cannot be read.
+    """
     remote_code = model.trust_remote_code
     config = load_from_hub(
         AutoConfig, model_name(model), {"revision": model.revision, "trust_remote_code": remote_code}
@@ -229,8 +248,9 @@ def _list_memory_remedies(settings: TrainingSettings, need: MemoryNeed, *, on_gp
 
 
 def _read_memory_bytes() -> int:
-    """Return the bytes of memory that this process may use: the machine's, or the limit of its control group."""
+    """Read how many bytes of memory this process may use: those of the machine, or the limit of its control group."""
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
     limit_file = Path("/sys/fs/cgroup/memory.max")
     if not limit_file.is_file():
         return machine_bytes
@@ -260,14 +280,21 @@ def train(
     progress: StepProgress | None = None,
     measured: Measured | None = None,
 ) -> TrainingReport:
-    """Finetune with as many processes as `training.processes` says and publish the checkpoint in the folder `out`.
+    """Finetune in as many processes as `training.processes` says, and publish the checkpoint in the folder `out`.
 
     If `out` already holds the checkpoint of the same run, nothing is trained.
 
-    - `progress`: called after each step. What it raises ends the training.
-    - `measured`: called for each point of a curve.
+    Args:
+        base: The model to finetune.
+        data: The rows to train on, and the held-out rows.
+        settings: The settings of the training.
+        out: The folder of the checkpoint.
+        progress: Called after each step. If it raises an error, the training ends.
+        measured: Called for each point of a curve.
 
-    Raises TrainingError, ModelError.
+    Raises:
+        TrainingError: The training cannot run, or it failed.
+        ModelError: The model cannot be read.
     """
     count = choose_process_count(base, settings)
     gpus = _count_gpus(base)
@@ -281,7 +308,8 @@ def train(
     finished = find_finished_run(run_fingerprint, out)
     if finished:
         return finished
-    # Other processes train: they read the job in this folder, and write their progress there.
+
+    # Other processes train. They read the job in this folder, and write their progress there.
     with _create_job_folder(out) as folder:
         _write_job(folder, base, data, settings, out)
         _run_processes(folder, count, _Watch(progress, measured))  # until they have ended
@@ -304,10 +332,10 @@ def _require_published_report(out: Path) -> TrainingReport:
 
 @contextmanager
 def _create_job_folder(out: Path) -> Iterator[Path]:
-    """Make an empty folder beside `out` that only this user can read; it is removed after the `with` block."""
+    """Within the `with` block, provide an empty folder beside `out` that only this user can read."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.with_name(f"{out.name}.job")
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
     folder.mkdir(mode=0o700)
     try:
         yield folder
@@ -328,9 +356,14 @@ def _write_job(folder: Path, base: ModelSettings, data: TrainingData, settings: 
 
 
 def choose_process_count(base: ModelSettings, settings: TrainingSettings) -> int:
-    """Return `training.processes`, or without it the most GPUs that divide the batch; 1 without a GPU.
+    """Choose how many processes train together.
 
-    A training that cannot be divided among GPUs gets one. Raises ModelError.
+    Returns:
+        `training.processes` if it is set. Otherwise the largest number of GPUs that divides the batch, or 1 if there
+        is no GPU or the training cannot be divided.
+
+    Raises:
+        ModelError: The model's config cannot be read.
     """
     if settings.processes is not None:
         return settings.processes
@@ -395,10 +428,17 @@ class _Watch:
 
 
 def _run_processes(folder: Path, count: int, watch: _Watch) -> None:
-    """Run a job in a group of `count` processes until it ends, and pass its events to `watch`.
+    """Run a job in a group of processes until it ends, and pass its events to `watch`.
 
-    An error in these events is kept in `watch.error`. The group ends with this process. Raises TrainingError where the
-    job fails, and what `watch` raises.
+    If this process ends, the group ends too. An error in the events is kept in `watch.error`.
+
+    Args:
+        folder: The folder of the job.
+        count: The number of processes.
+        watch: Takes the events. An error that it raises ends the job, and is raised here.
+
+    Raises:
+        TrainingError: The job fails.
     """
     (folder / EVENTS).touch()  # the processes append to it
     with (
@@ -407,6 +447,7 @@ def _run_processes(folder: Path, count: int, watch: _Watch) -> None:
         _run_process_group(_build_job_command(folder, count), log, one_gpu=count == 1) as processes,
     ):
         _pass_on_events(processes, events, watch)  # returns once the processes have ended
+
     exit_code = processes.returncode
     if exit_code:
         wrote_error = watch.error is not None
@@ -423,14 +464,15 @@ def _build_job_command(folder: Path, count: int) -> list[str]:
 
 
 def _pass_on_events(processes: subprocess.Popen[bytes], events: IO[str], watch: _Watch) -> None:
-    """Pass the events that processes append to a file to `watch`, until the processes have ended."""
+    """Pass the events that processes append to a file on to `watch`, until the processes have ended."""
     while True:
-        ended = processes.poll() is not None  # asked first, so that the last events are read after the end
+        ended = processes.poll() is not None  # checked first, so that the last events are read after the end
         for event in _iter_new_events(events):
             watch.take(event)
         if ended:
             break
-        watch.report_step()  # notices a cancelled run also while no step ends
+
+        watch.report_step()  # notices that the run was cancelled, even if no step ends
         time.sleep(LOOK_SECONDS)
 
 
@@ -453,9 +495,15 @@ def _iter_new_events(events: IO[str]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _run_process_group(command: Sequence[str], log: IO[bytes], *, one_gpu: bool) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command as a process group, none of which outlives the block.
+    """Within the `with` block, run a command in a new process group; none of its processes outlives the block.
 
-    log: gets what the processes print. one_gpu: they see only the first GPU.
+    Args:
+        command: The command.
+        log: The file that gets what the processes print.
+        one_gpu: Whether the processes see only the first GPU.
+
+    Yields:
+        The first process of the group.
     """
     environment = _with_first_gpu(os.environ) if one_gpu else None
     with subprocess.Popen(
@@ -483,10 +531,13 @@ def _end_group(leader: subprocess.Popen[bytes]) -> None:
 
 
 def run_job(file: Path) -> None:
-    """Train as one of the processes of a job that `train` described in `file`; end with the process that started it.
+    """Train as one of the processes of a job; end when the process that started the job ends.
 
-    Process 0 appends steps and curves to the job's events. An error that the user can mend is appended too, and exits
-    with 1.
+    Process 0 appends steps and curves to the job's events. An error that the user can fix is appended too, and the
+    process exits with 1.
+
+    Args:
+        file: The description of the job, which `train` wrote.
     """
     job = json.loads(file.read_text(encoding="utf-8"))
     end_with_parent(job["parent"])

@@ -87,19 +87,24 @@ class LanguageModeling(Objective):
 
     @staticmethod
     def collate(sequences: Sequence[Sequence[list[int]]]) -> dict[str, Tensor]:
-        """Return sequences as a batch of tensors, each [sequences, longest], padded on the right.
+        """Turn sequences into a batch of tensors of the shape [sequences, longest], padded on the right.
 
-        A sequence is a list of texts, which are lists of token ids: one text or, with packing, several. The texts
-        [5, 6, 7] and [8, 9] in one sequence give
+        Args:
+            sequences: Each is a list of texts, and each text is a list of token ids. There are several texts in a
+                sequence only with packing.
 
-            input_ids 5 6 7 8 9, labels IGNORED 6 7 IGNORED 9, position_ids 0 1 2 0 1
+        Example:
+            The texts [5, 6, 7] and [8, 9] in one sequence give
+
+                input_ids 5 6 7 8 9, labels IGNORED 6 7 IGNORED 9, position_ids 0 1 2 0 1
         """
         batch = {
             "input_ids": pad_sequences(sequences, 0),
             "labels": pad_sequences(map(_build_labels, sequences), IGNORED),
         }
+
         is_packed = any(len(texts) > 1 for texts in sequences)
-        if is_packed:  # transformers masks attention between texts by positions, which begin again with each text
+        if is_packed:  # transformers tells texts apart by their positions, which begin at 0 again
             batch["position_ids"] = pad_sequences(map(_build_positions, sequences), 0)
         else:
             batch["attention_mask"] = pad_sequences(map(_build_attention_mask, sequences), 0)
@@ -123,9 +128,13 @@ class LanguageModeling(Objective):
         return compute_row_losses(model(**without_labels(batch)).logits, batch["labels"])
 
     def compared(self, figures: Any) -> float:
-        """Compute the perplexity over all held-out tokens; infinite on overflow, so that it is never the best.
+        """Compute the perplexity over all held-out tokens.
 
-        figures: [sequences, 2], as `figures` returns them.
+        Args:
+            figures: The loss and the number of tokens of each sequence, as `figures` returns them, [sequences, 2].
+
+        Returns:
+            The perplexity. If it is too large for a float, it is infinite, so that it is never the best.
         """
         loss, tokens = figures.sum(0, dtype="float64")
         try:
@@ -161,17 +170,22 @@ def without_labels(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def compute_row_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return [rows, 2]: the summed loss in nats of each row and the number of its predicted tokens.
+    """Compute the loss of each row, and count its predicted tokens.
 
-    logits: [rows, tokens, vocabulary]; they need not be kept afterwards.
-    labels: [rows, tokens]; those that are IGNORED are not predicted.
+    Args:
+        logits: [rows, tokens, vocabulary].
+        labels: [rows, tokens]. A label that is IGNORED is not predicted.
+
+    Returns:
+        A tensor [rows, 2] with the summed loss in nats and the number of predicted tokens of each row.
     """
     scores = logits[:, :-1].float()  # the logits at a token predict the next one
     targets = labels[:, 1:]
-    # 0 for a label that is IGNORED:
+    # This gives 0 for a label that is IGNORED.
     token_losses = torch.nn.functional.cross_entropy(
         scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
     )
+
     row_sums = token_losses.view_as(targets).sum(-1)
     predicted = (targets != IGNORED).sum(-1)
     return torch.stack([row_sums, predicted], -1)
@@ -184,18 +198,23 @@ LEARNED_AFTER = len(WINDOW_WEIGHTS)
 def mark_tokens_in_or_after_calls(
     row: Sequence[int], start: Sequence[int], may_end: Sequence[bool], is_whole_call: Callable[[Sequence[int]], bool]
 ) -> list[bool]:
-    """Return for each token of `row` whether it is in a tool call or among the LEARNED_AFTER tokens after one.
+    """Mark the tokens that belong to a tool call or closely follow one.
 
-    A call goes from ` [` to the `]` that closes it, as in `It is [Add(1, 2) -> 3] 3.`; any text in brackets counts.
+    In `It is [Add(1, 2) -> 3] 3.` the call is ` [Add(1, 2) -> 3]`. Any other text in brackets counts, too.
 
-    start: the tokens of ` [`.
-    may_end: for each token of `row`, whether it holds a `]`, with which a call may end.
-    is_whole_call: whether the tokens after ` [`, up to one that may end the call, are all of it. No for a `]` within
-        the call, in a quoted argument.
+    Args:
+        row: The tokens.
+        start: The tokens of ` [`.
+        may_end: For each token, whether it contains a `]`, so that a call may end there.
+        is_whole_call: Takes the tokens after ` [` up to a possible end of the call. Returns False if this is not the
+            end, because the `]` is inside the call, in a quoted argument.
+
+    Returns:
+        For each token, True if it is in a call or among the LEARNED_AFTER tokens after one.
     """
     tokens = list(row)
     is_learned = [False] * len(tokens)
-    for call in _iter_calls(tokens, list(start), may_end, is_whole_call):  # each as a range of indices
+    for call in _iter_calls(tokens, list(start), may_end, is_whole_call):  # the token indices of one call
         end = min(call.stop + LEARNED_AFTER, len(tokens))
         is_learned[call.start : end] = [True] * (end - call.start)
     return is_learned
@@ -204,11 +223,16 @@ def mark_tokens_in_or_after_calls(
 def _iter_calls(
     tokens: list[int], opening: list[int], may_end: Sequence[bool], is_whole_call: Callable[[Sequence[int]], bool]
 ) -> Iterator[range]:
-    """Yield the positions of each call, from its ` [` to its `]`; a call that is not closed ends with the tokens.
+    """Find the calls in some tokens.
 
-    opening: the tokens of ` [`.
-    may_end: for each of `tokens`, whether it holds a `]`, with which a call may end.
-    is_whole_call: whether the tokens after ` [`, up to one that may end the call, are all of it.
+    Args:
+        tokens: The tokens.
+        opening: The tokens of ` [`.
+        may_end: For each token, whether it contains a `]`, so that a call may end there.
+        is_whole_call: Takes the tokens after ` [` up to a possible end. Returns whether they are the whole call.
+
+    Yields:
+        The token indices of each call, from its ` [` to its `]`. A call that is not closed ends with the tokens.
     """
     position = 0  # the end of the previous call
     while position < len(tokens):
@@ -231,11 +255,17 @@ def _find_content_start(tokens: list[int], opening: list[int], position: int) ->
 def _find_call_end(
     tokens: list[int], content_start: int, may_end: Sequence[bool], is_whole_call: Callable[[Sequence[int]], bool]
 ) -> int:
-    """Return the index after the `]` that closes a call; the number of tokens if it is not closed.
+    """Find the end of a call.
 
-    content_start: the index after the call's ` [`.
-    may_end: for each of `tokens`, whether it holds a `]`: a cheap test, since `is_whole_call` decodes tokens.
-    is_whole_call: whether the tokens after ` [`, up to one that may end the call, are all of it.
+    Args:
+        tokens: The tokens.
+        content_start: The index after the call's ` [`.
+        may_end: For each token, whether it contains a `]`. This test comes first, because it is cheap.
+        is_whole_call: Takes the tokens after ` [` up to a possible end, and decodes them. Returns whether they are the
+            whole call.
+
+    Returns:
+        The index after the `]` that closes the call, or the number of tokens if it is not closed.
     """
     for position in range(content_start, len(tokens)):
         if may_end[position] and is_whole_call(tokens[content_start : position + 1]):
@@ -249,17 +279,20 @@ class KeepingBase(LanguageModeling):
     without_base = "training.keep_base = 0"
 
     def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the cross entropy with mixed targets in nats, summed over the predicted tokens.
+        """Compute the cross entropy with mixed targets in nats, summed over the predicted tokens.
 
-        The target of a token is (1 - share) * the token itself + share * the distribution of the frozen base model.
-        share is the setting `keep_base`, but 0 within and just after tool calls, which the base model does not know.
+        The target of a token is (1 - share) * the token itself + share * the prediction of the frozen base model. The
+        share is the setting `keep_base`. In tool calls and just after them it is 0, because the base model does
+        not know calls.
         """
         inputs = without_labels(batch)
-        # Nothing predicts the first token of a row: these tensors are [rows, tokens - 1].
+        # Nothing predicts the first token of a row, so these tensors are [rows, tokens - 1].
         targets = batch["labels"][:, 1:]
         log_p = _compute_next_logits(model, inputs).log_softmax(-1)  # [rows, tokens - 1, vocabulary]
+
         text_losses = _compute_token_losses(log_p, targets)
         base_losses = self._compute_base_losses(log_p, inputs)
+
         base_share = self._compute_base_share(inputs["input_ids"])[:, 1:]
         losses = (1 - base_share) * text_losses + base_share * base_losses
         summed: Tensor = losses[targets != IGNORED].sum()

@@ -50,18 +50,22 @@ def has_short_moments(settings: TrainingSettings) -> bool:
 
 
 def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int) -> None:
-    """Raise TrainingError where a library is missing, or where training cannot be divided among so many processes.
+    """Check that the libraries for a training are installed, and that it can be divided among the processes.
 
-    Raises ModelError where the model's config cannot be read.
+    Raises:
+        TrainingError: A library is missing, or the training cannot be divided.
+        ModelError: The model's config cannot be read.
     """
     has_adapters = settings.lora_rank is not None
+
     if has_short_moments(settings):  # AdamW keeps its moments in 8 bits
         _require_library("torchao", extra="gpu", without='training.precision = "float32"')
     if has_adapters:
         _require_library("peft", extra="lora", without="no training.lora_rank")
-    if processes > 1 or has_adapters:  # an objective that compares with the base model runs in one process without LoRA
+
+    if processes > 1 or has_adapters:  # an objective that compares with the base model allows neither
         _check_needs_no_base(settings)
-    if processes > 1 and not has_adapters:  # they divide the weights among them, but not with LoRA
+    if processes > 1 and not has_adapters:  # the processes divide the weights among them, except with LoRA
         _check_divisible(base, settings, processes)
 
 
@@ -77,11 +81,10 @@ def _check_needs_no_base(settings: TrainingSettings) -> None:
 
 
 def _check_divisible(base: ModelSettings, settings: TrainingSettings, processes: int) -> None:
-    """Raise TrainingError where a model's weights or its optimizer's moments cannot be divided among processes.
+    """Check that weights and optimizer moments can be divided among several processes.
 
-    These are the weights of a model that is more than a language model, and AdamW's moments if they have 8 bits.
-
-    processes: more than one.
+    Raises:
+        TrainingError: The model is more than a language model, or AdamW keeps its moments in 8 bits.
     """
     if is_composite(base):
         raise TrainingError(
@@ -97,9 +100,15 @@ def _check_divisible(base: ModelSettings, settings: TrainingSettings, processes:
 
 
 def _require_library(library: str, *, extra: str, without: str) -> None:
-    """Raise TrainingError unless a library can be imported.
+    """Check that a library can be imported.
 
-    extra: the optional dependencies of this package that install it. without: the setting that does not need it.
+    Args:
+        library: The name of the library.
+        extra: The group of this package's optional dependencies that installs it.
+        without: The setting that does not need it.
+
+    Raises:
+        TrainingError: It is not installed.
     """
     if importlib.util.find_spec(library) is None:
         raise TrainingError(
@@ -109,32 +118,47 @@ def _require_library(library: str, *, extra: str, without: str) -> None:
 
 
 def load_trainable_model(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
-    """Load the base model in the form in which it is trained; with `lora_rank`, frozen weights with adapters.
+    """Load the base model in the form in which it is trained. With `lora_rank`, that is frozen weights with adapters.
 
-    world: the number of processes that divide the weights (FSDP2); above 1, each loads its share of every weight.
-    checkpoint: where a run with divided weights resumes, the folder from which they are read; None reads the base.
+    The number of torch's threads changes for the whole process.
 
-    Sets the process's torch threads. Raises ModelError, and TrainingError if texts that are packed into one sequence
-    would attend to each other in this model.
+    Args:
+        base: The base model.
+        settings: The settings of the training.
+        world: The number of processes that divide the weights (FSDP2). Above 1, each loads its share of every weight.
+        checkpoint: The checkpoint to read the weights from, if a run with divided weights resumes. Otherwise None.
+
+    Raises:
+        ModelError: The model cannot be loaded.
+        TrainingError: Texts are packed into one sequence, and would see each other in this model.
     """
     model = _load_weights(base, settings, world, checkpoint)
     _make_trainable(model)
     fit_threads(model)
     if settings.packing:  # several texts in a sequence
         check_apart(model, list_trial_tokens(load_encoding(base)))
+
     if settings.lora_rank is None:
         return model
     return with_adapters(model, settings.lora_rank)
 
 
 def _load_weights(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
-    """Load the base model's weights, or this process's share of them where `world` processes divide them.
+    """Load the base model's weights. If several processes divide the weights, load this process's share of them.
 
-    checkpoint: where a run with divided weights resumes; its weights are read then. Raises ModelError.
+    Args:
+        base: The base model.
+        settings: The settings of the training.
+        world: The number of processes that divide the weights, or 1.
+        checkpoint: The checkpoint to read divided weights from, if the run resumes.
+
+    Raises:
+        ModelError: The weights cannot be loaded.
     """
     source = _get_source_options(base)  # revision, and whether the model's own code may run
     options = {**source, "dtype": DTYPES[settings.weights_dtype], "use_safetensors": True}
-    # Undivided weights are read from the base even where a run resumes: the Trainer loads the checkpoint's over them.
+
+    # Undivided weights come from the base even if a run resumes: the Trainer loads the checkpoint's over them.
     name_or_folder = model_name(base)
     if world > 1:
         options |= _build_share_options(name_or_folder, source, world)
@@ -166,13 +190,17 @@ def _build_share_options(name: str, source: dict[str, Any], world: int) -> dict[
 
 
 def layers(config: Any, source: dict[str, Any]) -> str:
-    """Return the name of the list of layers within the base model: `h` of GPT-J, `layers` of Llama.
+    """Find the name of the list of layers within the base model, which is `h` in GPT-J and `layers` in Llama.
 
-    It is the module list with the most parameters. source: says in `trust_remote_code` whether the model's own code may
-    run.
+    It is the module list with the most parameters.
+
+    Args:
+        config: The config of the model.
+        source: Says under `trust_remote_code` whether the model's own code may run.
     """
     with torch.device("meta"):  # allocates no weights
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=source["trust_remote_code"])
+
     parameter_counts: dict[str, int] = {}
     for name, module in skeleton.base_model.named_modules():
         if isinstance(module, nn.ModuleList):
@@ -193,23 +221,30 @@ def with_adapters(model: Any, rank: int) -> Any:
 
 
 def merged(base: ModelSettings, settings: TrainingSettings, adapters: Path) -> Any:
-    """Load the base model on the CPU and add trained LoRA adapters to its weights.
+    """Load the base model on the CPU, and add trained LoRA adapters to its weights.
 
-    They are added in float32; the model is returned in `precision`. Raises ModelError.
+    The sum is computed in float32. The model is then converted to the data type of the trained weights.
+
+    Raises:
+        ModelError: The base model cannot be loaded.
     """
     from peft import PeftModel
 
     options = {**_get_source_options(base), "dtype": torch.float32, "use_safetensors": True}
     model = load_from_hub(AutoModelForCausalLM, model_name(base), options)
     _fix_generation_config(model.generation_config)
+
     with_trained_adapters = PeftModel.from_pretrained(model, adapters)
     return with_trained_adapters.merge_and_unload().to(DTYPES[settings.weights_dtype])
 
 
 def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[str, Any]] | None:
-    """Return AdamW with moments of 8 bits and its options for bfloat16 weights; None where the Trainer's default fits.
+    """Choose the optimizer: AdamW with moments of 8 bits for bfloat16 weights without LoRA.
 
-    On a CPU, turns torch.compile off for the process.
+    On a CPU, choosing it turns torch.compile off for the whole process.
+
+    Returns:
+        The class and its options, or None to use the Trainer's default.
     """
     if not has_short_moments(settings):  # they go with training.precision = "bfloat16" without LoRA
         return None
@@ -220,22 +255,28 @@ def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[s
     options = {
         "lr": settings.learning_rate,
         "weight_decay": 0.0,
-        "bf16_stochastic_round": True,  # rounded to the nearest, a step of 1e-5 would leave most weights as they were
+        "bf16_stochastic_round": True,  # rounding to the nearest would leave most weights as they are in a step of 1e-5
     }
     return AdamW8bit, options
 
 
 @torch.no_grad()
 def check_apart(model: Any, tokens: Sequence[int]) -> None:
-    """Raise TrainingError for a model in which texts in one sequence see each other, even with positions of their own.
+    """Check that two texts packed into one sequence do not see each other, if each has its own positions.
 
-    Packed after a first text, a second text must give the logits that it gives alone, except for rounding. Joined with
-    the first text, as one text, it gives others; a tenth of that difference is the limit.
+    Packed after a first text, a second text must have the same logits as alone, except for rounding. To measure what is
+    too much, it is also joined with the first text to a single text: a tenth of that difference is the limit.
 
-    tokens: of two short texts, as `list_trial_tokens` returns them.
+    Args:
+        model: The model.
+        tokens: The tokens of two short texts, as `list_trial_tokens` returns them.
+
+    Raises:
+        TrainingError: The texts see each other.
     """
     first_text = list(tokens[:TRIAL_ENDS])
     second_text = list(tokens[TRIAL_ENDS:TRIAL])
+
     logits = _compute_second_text_logits(model, first_text, second_text)
     packed_difference = _compute_largest_difference(logits.packed, logits.alone)
     joined_difference = _compute_largest_difference(logits.joined, logits.alone)
@@ -278,9 +319,16 @@ def _compute_largest_difference(logits: Tensor, others: Tensor) -> float:
 def _compute_last_logits(
     model: Any, tokens: Sequence[int], count: int, positions: Sequence[int] | None = None
 ) -> Tensor:
-    """Run a model on a sequence, and return the logits at its last `count` tokens, [count, vocabulary].
+    """Run a model on a sequence, and compute the logits at its last tokens.
 
-    positions: the position of each token; by default 0, 1, 2 and so on.
+    Args:
+        model: The model.
+        tokens: The sequence.
+        count: How many of the last tokens to return logits for.
+        positions: The position of each token. By default they are 0, 1, 2 and so on.
+
+    Returns:
+        The logits, [count, vocabulary].
     """
     inputs = {} if positions is None else {"position_ids": torch.tensor([positions], device=model.device)}
     ids = torch.tensor([tokens], device=model.device)
@@ -308,9 +356,14 @@ def is_divided(parameters: Sequence[Any]) -> bool:
 
 
 def save_shares(args: Any, folder: Path, model: Any, optimizer: Any, schedule: Any) -> None:
-    """Write the optimizer's moments, the schedule and the random states to a checkpoint; every process calls this.
+    """Write the optimizer's moments, the schedule and the random states to a checkpoint. Every process calls this.
 
-    args: the Trainer's arguments. folder: the checkpoint.
+    Args:
+        args: The Trainer's arguments.
+        folder: The folder of the checkpoint.
+        model: The trained model.
+        optimizer: Its optimizer.
+        schedule: The schedule of the learning rate.
     """
     # The Trainer saves an optimizer as one process sees it, which is only a share where weights are divided.
     save(_collect_training_state(args, model, optimizer, schedule), checkpoint_id=folder / SHARES)
@@ -323,22 +376,28 @@ class RestoredShares(TrainerCallback):  # type: ignore[misc]  # mypy does not fo
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **trained: Any) -> None:
-        """Restore moments, schedule and random states from the checkpoint from which the run resumes, if any.
+        """Restore moments, schedule and random states if the run resumes from a checkpoint.
 
-        trained: what the Trainer hands to callbacks; its `model`, `optimizer` and `lr_scheduler` are changed.
+        Args:
+            args: The Trainer's arguments.
+            state: The Trainer's state, which says how many steps are done.
+            control: Not used.
+            trained: More from the Trainer. Its `model`, `optimizer` and `lr_scheduler` are needed here, and restored.
         """
         is_new_run = not state.global_step
         if is_new_run:
             return
+
         model = trained["model"]
         optimizer = trained["optimizer"]
         schedule = trained["lr_scheduler"]
-        # `load` fills tensors that are there already: those of the new run's state are replaced by the checkpoint's.
+
+        # `load` fills existing tensors, so collect the new run's state, and overwrite it with the checkpoint's.
         restored = _collect_training_state(args, model, optimizer, schedule)
         _load_shares(args, state.global_step, restored)
         set_optimizer_state_dict(
             model, _unwrap_optimizer(optimizer), restored["optimizer"]
-        )  # torch's own, without the wrapper
+        )  # torch's own optimizer, without the wrapper
         schedule.load_state_dict(restored["schedule"])
         _set_random_states(args, restored)
 
@@ -357,12 +416,17 @@ def _set_random_states(args: Any, restored: Mapping[str, Any]) -> None:
 
 
 def _collect_training_state(args: Any, model: Any, optimizer: Any, schedule: Any) -> dict[str, Any]:
-    """Return what a training process needs beside the weights to resume exactly: moments, schedule, random states.
+    """Collect what a training process needs besides the weights to resume exactly: moments, schedule and random states.
 
-    args: the Trainer's arguments, which name the device and the number of the process. schedule: of the learning rate.
+    Args:
+        args: The Trainer's arguments, which name the device and the number of the process.
+        model: The trained model.
+        optimizer: Its optimizer, perhaps wrapped by Accelerate.
+        schedule: The schedule of the learning rate.
     """
     torch_optimizer = _unwrap_optimizer(optimizer)  # without the wrapper of Accelerate
-    # Each process has random states of its own, under a key with its number.
+
+    # Each process has its own random states, under a key with its number.
     state = {
         "optimizer": get_optimizer_state_dict(model, torch_optimizer),
         "schedule": schedule.state_dict(),

@@ -35,15 +35,20 @@ class Examples:
 
 
 def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, packing: bool = False) -> Examples:
-    """Tokenize texts to sequences of at most `sequence_length` tokens, with BOS and EOS where the tokenizer has them.
+    """Tokenize texts to training sequences, with BOS and EOS if the tokenizer has them.
 
-    A longer text becomes several sequences, in which every token is predicted exactly once. `packing` puts several
-    texts into a sequence; `LanguageModeling.collate` keeps them apart.
+    Args:
+        encoding: The tokenizer.
+        texts: The texts, which may contain calls.
+        sequence_length: The maximum number of tokens in a sequence. A longer text is cut into several sequences, so
+            that every token after its first is predicted exactly once.
+        packing: Whether several texts may share a sequence. `LanguageModeling.collate` keeps them apart.
     """
     tokenized_texts = _tokenize_texts(encoding, texts)  # without texts that have no token
     lengths = [len(ids) for ids in tokenized_texts]
-    texts_to_learn = sum(length > 1 for length in lengths)  # of a single token, nothing is predicted
+    texts_to_learn = sum(length > 1 for length in lengths)  # in a single token, there is nothing to predict
     split_texts = sum(length > sequence_length for length in lengths)
+
     sequences = _build_sequences(tokenized_texts, sequence_length, packing)
     return Examples(
         sequences=tuple(sequences),
@@ -136,15 +141,19 @@ GROUP_BATCHES = 50
 
 
 def compute_training_steps(sequences: int, settings: TrainingSettings) -> int:
-    """Return the number of optimizer steps of a run over `sequences` training sequences; at least 1.
+    """Compute the number of optimizer steps of a run, at least 1.
 
-    At most `max_steps`, and at most what `passes` and `epochs` allow where they are set.
+    It is `max_steps`, or less if `passes` or `epochs` are set and reached earlier.
+
+    Args:
+        sequences: The number of training sequences.
+        settings: The settings of the training.
     """
     steps = settings.max_steps
     if settings.passes is not None:
         steps_of_passes = settings.passes * sequences // settings.batch_size
         steps = max(1, min(steps, steps_of_passes))
-    if settings.epochs is not None:  # the last batch of an epoch is filled up, so that no sequence misses it
+    if settings.epochs is not None:  # the last batch of an epoch is filled up, so that no sequence is left out
         steps_of_epochs = round(settings.epochs * _count_batches_per_epoch(sequences, settings.batch_size))
         steps = max(1, min(steps, steps_of_epochs))
     return steps
@@ -155,12 +164,20 @@ def _count_batches_per_epoch(sequences: int, batch_size: int) -> int:
 
 
 def draw_batch_order(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[int]:
-    """Return `steps * batch_size` indices of sequences, batch after batch; a batch has similar lengths.
+    """Draw the order in which the sequences of a run are read, with similar lengths in each batch.
 
-    lengths: the tokens of each sequence.
+    Args:
+        lengths: The number of tokens of each sequence.
+        batch_size: The number of sequences in a batch.
+        steps: The number of batches.
+        seed: The seed of the random order.
+
+    Returns:
+        The indices of `steps * batch_size` sequences, batch after batch.
     """
     random = Random(seed)
     epochs = math.ceil(steps / _count_batches_per_epoch(len(lengths), batch_size))
+
     order: list[int] = []
     for _ in range(epochs):
         order.extend(_draw_epoch(lengths, batch_size, random))
@@ -168,24 +185,33 @@ def draw_batch_order(lengths: Sequence[int], batch_size: int, steps: int, seed: 
 
 
 def _draw_epoch(lengths: Sequence[int], batch_size: int, random: Random) -> list[int]:
-    """Return the indices of sequences in the order of an epoch: batches of similar lengths, in random order.
+    """Draw the order of the sequences in an epoch: batches of similar lengths, in random order.
 
-    lengths: the tokens of each sequence.
+    Args:
+        lengths: The number of tokens of each sequence.
+        batch_size: The number of sequences in a batch.
+        random: The random generator, which moves on.
+
+    Returns:
+        The indices of the sequences, batch after batch.
     """
     shuffled = list(range(len(lengths)))
     random.shuffle(shuffled)
+
     # The last batch is filled up with sequences from the beginning.
     filled_length = _count_batches_per_epoch(len(shuffled), batch_size) * batch_size
     filled = list(islice(cycle(shuffled), filled_length))
+
     batches = _split_into_batches(filled, lengths, batch_size)
     random.shuffle(batches)
     return list(chain.from_iterable(batches))
 
 
 def _split_into_batches(indices: list[int], lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Cut indices of sequences into batches of similar length.
+    """Cut the indices of sequences into batches of similar length.
 
-    They are sorted within groups of GROUP_BATCHES batches only, so that each epoch has other batches.
+    Only sequences within a group of GROUP_BATCHES batches are sorted by length, so that the batches differ from
+    epoch to epoch.
     """
     batches: list[list[int]] = []
     for group in _cut(indices, batch_size * GROUP_BATCHES):

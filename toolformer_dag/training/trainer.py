@@ -24,16 +24,24 @@ POINTS = 200
 def build_training_arguments(
     settings: TrainingSettings, folder: Path, steps: int, *, on_cpu: bool, resumed: bool
 ) -> Any:
-    """Return the Trainer's arguments for a run of `steps` optimizer steps whose checkpoints are saved in `folder`.
+    """Build the Trainer's arguments for a run.
 
-    on_cpu: use no GPU. resumed: the run goes on from a checkpoint. Raises TrainingError where the batch cannot be
-    divided by the processes.
+    Args:
+        settings: The settings of the training.
+        folder: The folder in which checkpoints are saved.
+        steps: The number of optimizer steps.
+        on_cpu: Whether to use no GPU.
+        resumed: Whether the run continues from a checkpoint.
+
+    Raises:
+        TrainingError: The batch cannot be divided by the number of processes.
     """
     world = world_size()
     sequences_per_pass = choose_device_batch(settings, world)
     objective = objective_of(settings)
     steps_between_evaluations = min(settings.eval_steps, steps)
     warmup_is_share = settings.warmup < 1  # the Trainer takes a number below 1 as a share of the steps
+
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -97,10 +105,12 @@ def sharded(settings: TrainingSettings) -> bool:
 
 
 def choose_device_batch(settings: TrainingSettings, world: int) -> int:
-    """Return how many sequences a device takes in a pass.
+    """Choose how many sequences a device takes in a pass.
 
-    It is the largest number up to `device_batch_size` that divides a device's part of the batch. Raises TrainingError
-    where the batch cannot be divided by the `world` processes.
+    This is the largest number up to `device_batch_size` that divides the device's part of the batch.
+
+    Raises:
+        TrainingError: The batch cannot be divided by `world`, the number of processes.
     """
     per_device, remainder = divmod(settings.batch_size, world)
     if remainder or not per_device:
@@ -108,6 +118,7 @@ def choose_device_batch(settings: TrainingSettings, world: int) -> int:
             f"a batch of {settings.batch_size} cannot be shared by {world} processes; set training.batch_size to a "
             f"multiple of {world}, or training.processes"
         )
+
     largest = min(settings.device_batch_size, per_device)
     return max(size for size in range(1, largest + 1) if per_device % size == 0)
 
@@ -231,16 +242,30 @@ def prepare(
     progress: StepProgress | None = None,
     measured: Measured | None = None,
 ) -> PreparedRun:
-    """Load the model, tokenize the rows, and build the Trainer of a run whose checkpoints are kept in `folder`.
+    """Prepare a run: load the model, tokenize the rows, and build the Trainer.
 
-    Sets the random seeds of the process and joins the processes that train together. Raises TrainingError, ModelError.
+    This sets the random seeds of the process, and joins the processes that train together.
+
+    Args:
+        base: The model to train.
+        data: The rows to train on, and the held-out rows.
+        settings: The settings of the training.
+        folder: The folder of the run's checkpoints. The run resumes from the last complete one in it.
+        progress: Called after each step.
+        measured: Called for each point of a curve.
+
+    Raises:
+        TrainingError: The rows or the settings do not allow this training.
+        ModelError: The model cannot be loaded.
     """
     set_seed(settings.seed)
     disable_progress_bar()
+
     encoding = load_encoding(base)
     objective = objective_of(settings)(encoding, settings)
     sequences = _tokenize_rows(objective, base, data)
     steps = compute_training_steps(len(sequences.train.sequences), settings)
+
     on_cpu = base.device == "cpu" or not torch.accelerator.is_available()
     checkpoint = find_last_complete_checkpoint(folder, sharded(settings))
     arguments = build_training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
@@ -256,7 +281,7 @@ def prepare(
         callbacks=_build_callbacks(objective, settings, progress, measured),
         optimizer_cls_and_kwargs=optimizer(settings, on_cpu=on_cpu),
     )
-    if objective.without_base:
+    if objective.without_base:  # it compares the trained model with the base model
         objective.base = _load_frozen_base(base, settings, arguments.device)
     trainer.remove_callback(PrinterCallback)  # the report holds the curves
     return PreparedRun(trainer, sequences.train, checkpoint)
@@ -272,12 +297,15 @@ class _Sequences(NamedTuple):
 def _tokenize_rows(objective: Objective, base: ModelSettings, data: TrainingData) -> _Sequences:
     """Tokenize the rows of a run to sequences that fit into the model's context. Held-out rows are not packed.
 
-    Raises TrainingError if there is none, and ModelError.
+    Raises:
+        TrainingError: No sequence is left to train on, or none is held out.
+        ModelError: The model's config cannot be loaded.
     """
     settings = objective.settings
     length = min(settings.sequence_length, context_length(load_config(base)))
     train = objective.examples(data.train, length, packing=settings.packing)
     heldout = objective.examples(data.heldout, length, packing=False)
+
     if not train.sequences or not heldout.sequences:
         raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; use longer texts")
     return _Sequences(train, heldout)

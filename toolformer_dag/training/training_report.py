@@ -60,12 +60,15 @@ PAPER_WINDOW = 5
 
 
 def build_run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
-    """Return what determines the weights of a checkpoint: base model, settings, hashes of the rows.
+    """Collect what determines the weights of a checkpoint: the base model, the settings and the hashes of the rows.
 
-    A run is not repeated if a finished checkpoint has its identity. Raises ModelError.
+    A run is not repeated if a finished checkpoint has the same identity.
+
+    Raises:
+        ModelError: The base model cannot be found.
     """
     identity: dict[str, object] = {
-        # The texts that mark calls, and whether texts begin with BOS: both are written into the checkpoint's tokenizer.
+        # The markers of calls, and whether texts begin with BOS. Both are written into the checkpoint's tokenizer.
         **determining(base, "markers", "bos"),
         "base": dict(read_model_identity(model_name(base), base.revision)),
         "settings": settings.determining(),
@@ -108,16 +111,22 @@ NOT_WEIGHTS = (
 
 
 def find_last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None:
-    """Return the newest checkpoint in `folder` from which a run can resume; None without any.
+    """Find the newest checkpoint in a folder from which a run can resume.
 
-    Incomplete checkpoints are skipped; one with the other kind of optimizer state is skipped with a warning.
+    Incomplete checkpoints are skipped. A checkpoint with the other kind of optimizer state is skipped with a warning.
 
-    sharded: whether the run divides its weights among processes.
+    Args:
+        folder: The folder of the checkpoints.
+        sharded: Whether the run divides its weights among processes.
+
+    Returns:
+        The folder of the checkpoint, or None if there is none.
     """
     optimizer_state = Path(SHARES, ".metadata") if sharded else Path("optimizer.pt")
     for checkpoint in _list_newest_first(folder):
         if not _is_complete(checkpoint):
             continue
+
         if (checkpoint / optimizer_state).is_file():
             return checkpoint
         logging.getLogger(__name__).warning(
@@ -205,16 +214,21 @@ class TrainingReport:
 
 
 def curve(log: Sequence[Mapping[str, Any]], measure: str, prefix: str = "") -> tuple[Point, ...]:
-    """Return the curve of a measure in the Trainer's log history, by ascending step.
+    """Extract the curve of a measure from the Trainer's log, by ascending step.
 
-    prefix: what the log writes before the name of the measure. Steps that were repeated after a kill count once, by
-    their last entry.
+    If a step was repeated because the run was killed, only its last entry counts.
+
+    Args:
+        log: The log history of the Trainer.
+        measure: The name of the measure, such as "loss".
+        prefix: What the log writes before this name, such as "eval_".
     """
     key = prefix + measure
-    values: dict[int, float] = {}
+    values: dict[int, float] = {}  # by step
     for entry in log:
         if key in entry:
-            values[entry["step"]] = entry[key]
+            values[entry["step"]] = entry[key]  # replaces an earlier entry of the step
+
     return tuple(Point(step, measure, value) for step, value in sorted(values.items()))
 
 
@@ -241,9 +255,11 @@ def _to_written_report(report: TrainingReport) -> dict[str, Any]:
 
 
 def read_report(folder: Path) -> TrainingReport | None:
-    """Return the report of a finished run in `folder`; None where there is none, or a file is missing or damaged.
+    """Read the report of a finished run in a folder.
 
-    None also for the report of another release with other fields.
+    Returns:
+        The report. None if there is no report, if a file is missing or damaged, or if another release wrote the report
+        with other fields.
     """
     record = _read_undamaged_record(folder)
     if record is None:
@@ -295,15 +311,16 @@ def read_card(folder: Path) -> str | None:
 def is_card_lost(folder: Path) -> bool:
     """Return whether the card is missing, or was written here and changed since.
 
-    False for a README that somebody put in its place: a card that was written here has our tags, or a seal (a hash of
-    its content).
+    A README that somebody put in its place does not count as lost. A card that was written here is recognized by our
+    tags, or by a seal (a hash of its content).
     """
     try:
         content = (folder / CARD).read_bytes()
     except OSError:
         return True
+
     written_here = CARD_TAGS in content or CARD_SEAL.search(content) is not None
-    was_changed = read_card(folder) is None  # its seal does not fit its content
+    was_changed = read_card(folder) is None  # the seal does not match the content
     return written_here and was_changed
 
 
@@ -313,13 +330,14 @@ def _seal_card(text: str) -> bytes:
 
 
 def publish(folder: Path, out: Path) -> None:
-    """Replace `out` by `folder`, and remove all unfinished runs beside it.
+    """Replace the folder `out` by another folder, and remove all unfinished runs beside it.
 
-    Every file gets the permissions of the record, since safetensors writes files that only their owner may read.
+    Every file gets the permissions of the record, because safetensors makes files that only their owner may read.
     """
     mode = (folder / RECORD).stat().st_mode & 0o777
     for file in folder.iterdir():
         file.chmod(mode)
+
     replace_folder(out, folder)
     for unfinished in out.parent.glob(f"{out.name}.partial-*"):
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -332,16 +350,23 @@ def build_checkpoint_output(settings: Settings, name: str = "finetuned_checkpoin
 
 
 def find_finetuned_or_base(settings: Settings) -> str:
-    """Return the folder of the finetuned checkpoint; without one, or if it is of another model, the base model's name.
+    """Choose the finetuned checkpoint, or the base model if there is no checkpoint, or if it comes from another model.
 
-    A checkpoint that another machine has sent to the object store is downloaded before. Raises ModelError where the
-    model of the settings is a path without a model, and DamagedCheckpoint.
+    A checkpoint that another machine has sent to the object store is first downloaded.
+
+    Returns:
+        The folder of the checkpoint, or the name of the base model.
+
+    Raises:
+        ModelError: The model of the settings is a path without a model.
+        DamagedCheckpoint: A file of the checkpoint is damaged.
     """
     build_checkpoint_output(settings).receive()
     base = model_name(settings.model)
     finetuned = checkpoint_folder(settings)
     _check_undamaged(finetuned)
-    record = _read_undamaged_record(finetuned) or {}  # of its training; {} without a checkpoint
+
+    record = _read_undamaged_record(finetuned) or {}  # the record of its training, or {} without a checkpoint
     is_of_this_base = record.get("base") == read_model_identity(base, settings.model.revision)
     return str(finetuned) if is_of_this_base else base
 
