@@ -240,7 +240,7 @@ def _get_values_below(values: pl.Series, step: str | int) -> pl.Series | None:
 
 
 def _to_python_list(values: pl.Series) -> list[Any]:
-    """Convert a series to a list, with its type in place of values that Python cannot hold (a day in the year 10000)."""
+    """Convert a series to a list, with its type for values that Python cannot hold (a day in the year 10000)."""
     try:
         return values.to_list()
     except (ValueError, OverflowError):
