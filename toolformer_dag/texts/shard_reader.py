@@ -98,35 +98,49 @@ def _iter_raw_batches(path: Path, stream: "BufferedReader[RawIOBase]", choice: F
 
 
 def _iter_container_batches(content: Iterator[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Return the batches that the first container with a fitting magic reads from decompressed content."""
+    """Read decompressed content with the first container whose magic bytes it has."""
     first_block = next(content, b"")
     whole_content = chain([first_block], content)
+
     fitting = [container for container in CONTAINERS if first_block.startswith(container.magic, container.magic_at)]
     container = fitting[0]
+
     if container.format:
         choice = FormatChoice(container.format)
+
     return container.read(whole_content, choice)
 
 
 def compression(head: bytes, suffix: str) -> str | None:
-    """Return how a file that is not Parquet is compressed: "gzip", "zstd", or None if it is not.
+    """Find out how a file is compressed that is not Parquet.
 
-    head: its first bytes. suffix: the ending of its name, such as ".gz".
+    Args:
+        head: The first bytes of the file.
+        suffix: The ending of its name, such as ".gz".
 
-    Raises ShardFault: unsupported_compression, or not_gzip, not_zstd, not_parquet if only the suffix says so.
+    Returns:
+        "gzip", "zstd", or None for a file that is not compressed.
+
+    Raises:
+        ShardFault: The compression cannot be read (unsupported_compression), or only the name says that the
+            file is compressed or Parquet (not_gzip, not_zstd, not_parquet).
     """
     kind = find_compression(head)
     if kind not in (None, "gzip", "zstd"):
         detail = f"the file is {kind}; unpack it or compress it with gzip or zstd"
         raise ShardFault("unsupported_compression", detail)
+
     if not head:  # an empty file
         return None
+
     if kind is None and suffix in COMPRESSION_BY_ENDING:
         raise ShardFault(
             f"not_{COMPRESSION_BY_ENDING[suffix]}", f"the file is named {suffix} but {_describe_head(head)}"
         )
+
     if suffix == PARQUET:  # compressed or not: a Parquet file is never compressed as a whole
         raise ShardFault("not_parquet", f"the file is named .parquet but {_describe_head(head)}")
+
     return kind
 
 

@@ -38,16 +38,22 @@ class PromptExample(NamedTuple):
 
 
 def build_written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
-    """Write a tool's prompt P(x) (appendix A.2): an instruction, and two lines for each example, a text with calls.
+    """Write the prompt P(x) of a tool (appendix A.2) from examples.
 
-    `It is [Weather(city="Rome")] sunny.` becomes `Input: It is sunny.` and `Output: It is [Weather(city="Rome")]
-    sunny.`
+    It consists of an instruction and two lines per example. `It is [Weather(city="Rome")] sunny.` becomes
+    `Input: It is sunny.` and `Output: It is [Weather(city="Rome")] sunny.`
+
+    Args:
+        tool: The tool.
+        examples: Texts with calls.
     """
     lines = [_format_instruction(tool)]
+
     for example in examples:
         output = " ".join(example.split())
         lines.append(f"Input: {_without_calls(output, tool.name)}")
         lines.append(f"Output: {output}")
+
     return "\n".join(lines) + "\n"
 
 
@@ -77,13 +83,15 @@ def _without_calls(output: str, tool_name: str) -> str:
 
 
 def build_missing_examples_error(tool: Tool) -> ToolError:
-    """Return the error for a tool of an MCP server whose section of toolformer.toml has no `examples`.
+    """Build the error for a tool of an MCP server whose section has no `examples`.
 
-    Its message ends with lines to paste there.
+    Its message ends with lines that the user can paste into toolformer.toml.
     """
     example = f"... [{tool.name}({_format_sample_arguments(tool.schema or {})})] ..."
+
     # TOML's strings in single quotes have no escapes, so an example with a single quote is written as in JSON.
     quoted = json.dumps(example, ensure_ascii=False) if "'" in example else f"'{example}'"
+
     return ToolError(
         f"[tools.{tool.key}] (server {tool.server}) has no examples: paste these lines (without the header where it "
         "stands already), and write sentences of your texts, two to five, in place of the dots:\n"
@@ -92,19 +100,21 @@ def build_missing_examples_error(tool: Tool) -> ToolError:
 
 
 def _format_sample_arguments(schema: Schema) -> str:
-    """Write sample arguments for a call: `city="...", days=1`, for each argument that the JSON schema requires."""
+    """Write sample arguments for a call, such as `city="...", days=1`, with only the required arguments."""
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()
+
     arguments = []
     for name in list_argument_names(schema):
         if name in required:
             value = json.dumps(_choose_sample_value(properties.get(name)), ensure_ascii=False)
             arguments.append(f"{name}={value}")
+
     return ", ".join(arguments)
 
 
 def _choose_sample_value(declaration: Any) -> object:
-    """Return a value that an argument's schema allows: the first of its enum, else SAMPLE_VALUES of its type."""
+    """Choose a value for a sample call: the first of the argument's enum, or else one of its type (SAMPLE_VALUES)."""
     if not isinstance(declaration, Mapping):
         return "..."
     for value in declaration.get("enum") or ():
