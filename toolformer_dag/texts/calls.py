@@ -255,9 +255,9 @@ def _build_input_rule(markers: CallMarkers) -> str:
 
 
 def _list_markers_excluded_from_input(markers: CallMarkers) -> list[str]:
-    """Return the markers that an input may not hold, sorted: ["->", "</call>", "<call>"] with <call> and </call>.
+    """List the markers that an input may not hold, sorted: ["->", "</call>", "<call>"] for calls in <call> and </call>.
 
-    Not "[", which may stand in an input as long as no call follows it, and not "]", which INPUT excludes anyway.
+    "[" is allowed as long as no call follows it. "]" is not listed because the rule INPUT excludes it anyway.
     """
     excluded = {RESULT_ARROW, *(marker.strip() for _, marker in markers)}
     return sorted(excluded - {"[", "]"})

@@ -43,19 +43,21 @@ class NumberedRecord(NamedTuple):
 
 
 def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
-    """Yield the records of a file in their order; for a line that is not JSON, yield a Rejection in its place.
+    """Read the records of a file in their order.
 
-    The file is Parquet, JSON lines, or a single JSON document (a list of records, or a record). It may be compressed
-    with gzip or zstd. Blank lines are skipped. Reasons of rejections: not_json, not_utf8, line_too_long.
+    The file is Parquet, JSON lines, or a single JSON document (a list of records, or one record). It may be compressed
+    with gzip or zstd. Blank lines are skipped. The memory needed is a block of 16 MB and a line, or the whole file
+    if it is a single JSON document.
 
-    Memory: a block of 16 MB and a line, or the whole file if it is a single JSON document.
+    Yields:
+        The records. In place of a line that is not a record, a Rejection (not_json, not_utf8 or line_too_long).
 
-    Raises ShardFault, after the records before the fault, if nothing of the file may be used:
-    - it is damaged, or a library fails while it is read (unreadable_data)
-    - it is in no form that is read (not_json_lines)
-    - it is a JSON list of more than LARGEST_DOCUMENT bytes (document_too_large)
-
-    Raises ShardError if it is missing or cannot be read now.
+    Raises:
+        ShardFault: Nothing of the file may be used, although earlier records were yielded:
+            - it is damaged, or a library fails while it is read (unreadable_data)
+            - it has none of these forms (not_json_lines)
+            - it is a JSON list of more than LARGEST_DOCUMENT bytes (document_too_large)
+        ShardError: The file is missing, or cannot be read at the moment.
     """
     try:
         require_regular(path)

@@ -59,23 +59,26 @@ def with_compressions(endings: Iterable[str]) -> tuple[str, ...]:
 
 
 def iter_shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Iterator[Batch]:
-    """Yield the documents of a shard in batches (columns.DOCUMENTS), with the rejections of lines without a document.
+    """Read the documents of a shard in batches (columns.DOCUMENTS), with the rejections of lines without a document.
 
-    choice: the format that the settings name; None to recognize it.
+    The memory needed is a few blocks of 16 MB, and 100 bytes per document for its digest.
 
-    Memory: a few blocks of 16 MB, and 100 bytes per document for its digest.
+    Args:
+        path: The file.
+        choice: The format that the settings name. It is recognized if this is None.
 
-    Raises ShardFault, after the documents before the fault, if nothing of the shard may be used:
-    - It is damaged: see `blocks`, `require_whole_parquet`, `iter_parquet_batches`.
-    - Its form is not known: unknown_format, missing_field, not_json_lines, web_archive, unsupported_compression.
-    - It is not what its name says: not_gzip, not_zstd, not_parquet.
-    - A library fails while it is read: unreadable_data, from `guard_from_library_errors`.
-    - It is empty: empty_shard.
-
-    Raises ShardError if the file is missing or cannot be read.
+    Raises:
+        ShardFault: Nothing of the shard may be used, although earlier documents were yielded:
+            - it is damaged (see `blocks`, `require_whole_parquet` and `iter_parquet_batches`)
+            - its form is not known: unknown_format, missing_field, not_json_lines, web_archive, unsupported_compression
+            - it is not what its name says: not_gzip, not_zstd, not_parquet
+            - a library fails while it is read: unreadable_data
+            - it is empty: empty_shard
+        ShardError: The file is missing or cannot be read.
     """
     path = Path(path)
     choice = choice or FormatChoice()
+
     try:
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
             raw_batches = _iter_raw_batches(path, stream, choice)  # the fields of each record as text

@@ -299,11 +299,13 @@ def _list_missing_attributes(tool: Tool) -> list[str]:
 
 
 def load_tool_class(key: str, options: Mapping[str, object], root: Path) -> type[Tool]:
-    """Return the class of the tool of section `[tools.KEY]`, imported from the module that the option `use` names.
+    """Import the class of the tool of section `[tools.KEY]`.
 
-    `use` is a built-in tool (`calculator`) or a user's class (`my_package.tools:MyTool`); its default is `key`.
+    The option `use` names it: a built-in tool (`calculator`) or a user's class (`my_package.tools:MyTool`). Without
+    this option it is the built-in tool with the name of the section.
 
-    Raises ToolError if there is no such class, or it is no tool.
+    Raises:
+        ToolError: There is no such class, or it is not a tool.
     """
     use = str(options.get("use", key))
     if use in list_built_in_tools():

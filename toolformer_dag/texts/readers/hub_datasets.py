@@ -189,20 +189,30 @@ class _OpenedSplit(NamedTuple):
 
 
 def _open_split(hub: str, configuration: str | None, split: str, revision: str | None) -> _OpenedSplit:
-    """Open a split of a data set. Raises HubError."""
+    """Open a split of a data set.
+
+    Raises:
+        HubError: The data set cannot be opened, or has no such split.
+    """
     from datasets.exceptions import DatasetsError
 
     builder = _load_builder(hub, configuration, revision)
+
     try:
         stream = builder.as_streaming_dataset(split=split)
     except (DatasetsError, ValueError, OSError) as error:
         splits = ", ".join(str(name) for name in builder.config.data_files or ())
         raise HubError(f"corpus.split: {hub} has no split {split!r}; it has {splits or 'none'}") from error
+
     return _OpenedSplit(builder, stream)
 
 
 def _load_builder(hub: str, configuration: str | None, revision: str | None) -> Any:
-    """Return the datasets.DatasetBuilder of a data set. Raises HubError."""
+    """Load the datasets.DatasetBuilder of a data set.
+
+    Raises:
+        HubError: The data set cannot be opened.
+    """
     from datasets import load_dataset_builder
     from datasets.exceptions import DatasetsError
 
@@ -216,7 +226,11 @@ def _load_builder(hub: str, configuration: str | None, revision: str | None) -> 
 
 
 def _fetch_commit(hub: str, revision: str | None) -> str:
-    """Return the commit of a revision, or of the main branch, of a data set on the hub. Raises HubError."""
+    """Ask the hub for the commit of a revision of a data set, or of its main branch.
+
+    Raises:
+        HubError: The hub does not answer, or has no such data set or revision.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -178,12 +178,14 @@ class _Parser:
         return value
 
     def _parse_signed(self) -> Fraction:
-        """Return the value of `("+" | "-")* operand "%"?`; a percent sign divides it by a hundred."""
+        """Compute `("+" | "-")* operand "%"?`, where a percent sign divides by a hundred."""
         is_negative = False
         for sign in self._iter_accepted_tokens("+-"):
             if sign == "-":
                 is_negative = not is_negative
+
         operand = self._parse_operand()
+
         if self._accept_token("%"):
             operand /= 100
         return -operand if is_negative else operand

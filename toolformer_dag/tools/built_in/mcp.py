@@ -122,9 +122,10 @@ class McpTool(Tool):
     options: McpOptions
 
     def __init__(self, key: str, options: McpOptions, prompt: str) -> None:
-        """Take the tool's name and description from the options, or else from its name on the server.
+        """Choose the tool's name and description, without opening a connection.
 
-        `get_weather` and `getWeather` are called GetWeather in texts. No connection is opened yet.
+        They are taken from the options, or else from the tool's name on the server. `get_weather` and `getWeather` are
+        both called GetWeather in texts.
         """
         super().__init__(key, options, prompt)
         words = lane_key(options.tool).split("_")  # ["get", "weather"] of `getWeather`
@@ -132,6 +133,7 @@ class McpTool(Tool):
         self.description = options.description or " ".join(words)
         self.version = options.version
         self.server = options.server
+
         # Without the regular expression `wants`, the tool gets the texts that fit it better than most other tools.
         self.routed = options.wants is None
         self._session: McpSession | None = None
@@ -173,9 +175,10 @@ class McpTool(Tool):
         return determining(self.options, "wants")
 
     def close(self, session: McpSession | None = None) -> None:
-        """Close the open session with the server, if any; the next call opens another.
+        """Close the session with the server, if one is open. The next call opens another one.
 
-        session: close only this session; one with which another thread has replaced it stays open.
+        Args:
+            session: Close only this session, and not one with which another thread has replaced it.
         """
         with self._lock:
             if self._session is None:
@@ -183,6 +186,7 @@ class McpTool(Tool):
             if session is not None and session is not self._session:
                 return
             atexit.unregister(self._session.close)
+
             # In a thread of its own: a server that hangs delays closing over HTTP for minutes.
             closing = threading.Thread(target=self._session.close, daemon=True)
             closing.start()
