@@ -44,7 +44,6 @@ def find_place_of_token(text: str, token_offsets: TokenOffsets, token: int) -> C
         from the token `215` on.
 
     Args:
-        text: The text.
         token_offsets: For each token, the offset in the text at which it begins.
         token: The index of the token.
 
@@ -131,7 +130,6 @@ def without_other_tokens(
     """Set the probability of a call to 0 before tokens where no call may be written.
 
     Args:
-        text: The text.
         token_offsets: For each token, the offset in the text at which it begins.
         probabilities: For each token, the probability p_i of a call before it.
         tau_s: Calls are sampled only where the probability is above this. Other tokens are not checked.

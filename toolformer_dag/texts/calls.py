@@ -365,7 +365,6 @@ def _replace_parts(text: str, replacements: Iterable[_Replacement]) -> str:
     """Replace parts of a text.
 
     Args:
-        text: The text.
         replacements: The parts with their new text, in the order of the text.
     """
     pieces: list[str] = []
@@ -547,7 +546,6 @@ def _iter_closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers
     Calls inside other calls are left out.
 
     Args:
-        text: The text.
         opening: A pattern that matches the marker before a call's name (see `build_opening_pattern`).
         markers: The texts around a call and before its result.
 
@@ -577,7 +575,6 @@ def _parse_closed_call(text: str, opening: re.Match[str], input_end: int, marker
     """Find the parts of a call whose closing marker is known to follow.
 
     Args:
-        text: The text.
         opening: The match of the marker before the call's name.
         input_end: The offset after the `)` of named arguments. For any other input, the offset of the call's name.
         markers: The texts around a call and before its result.

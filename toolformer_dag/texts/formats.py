@@ -332,7 +332,6 @@ def get_values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> l
     """Follow a path into each record: for ("meta", "url") read record["meta"]["url"].
 
     Args:
-        records: The records.
         steps: The path, as keys and list indices.
         absent: What is returned for a record that lacks a key, or has null on the way.
 

@@ -23,7 +23,6 @@ def input_end(text: str, start: int = 0) -> int | None:
     """Find the offset from which the closing marker of a call is to be searched.
 
     Args:
-        text: The text.
         start: The offset at which the call's name begins.
 
     Returns:
@@ -61,7 +60,6 @@ def find_behind_input(sign: str, text: str, start: int = 0) -> int:
 
     Args:
         sign: What is searched.
-        text: The text.
         start: The offset at which the call's name begins.
 
     Returns:
@@ -78,7 +76,6 @@ def input_ends(text: str, starts: Collection[int]) -> dict[int, int | None]:
     `input_end` could read a long string once per call.
 
     Args:
-        text: The text.
         starts: The offsets at which the names of the calls begin.
 
     Returns:
@@ -138,7 +135,6 @@ def _find_deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _B
     'city="(]", days=[1, 2])' it is the ")" at the end. The text is read only once, backwards.
 
     Args:
-        text: The text.
         offsets: Offsets in the text, none of them inside a string.
     """
     if not offsets:

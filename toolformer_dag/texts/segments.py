@@ -93,7 +93,6 @@ def _split_span(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
     The parts are stripped of white space, and empty ones are left out.
 
     Args:
-        text: The text.
         span: The part of it that is split.
         gap: The pattern of what is between two parts.
 

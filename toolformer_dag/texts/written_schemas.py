@@ -303,7 +303,6 @@ def _find_required_in_parts(schema: _CopiedSchema, names: set[str]) -> set[str]:
     """Find arguments that every call needs but that are named only in parts of the schema, such as under `anyOf`.
 
     Args:
-        schema: The schema.
         names: The arguments that the schema names as a whole.
 
     Returns:

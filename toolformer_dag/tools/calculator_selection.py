@@ -30,7 +30,6 @@ def find_selection_rule(text: str, whole: str) -> str | None:
     """Find the first rule of appendix A that makes calculator calls worth trying in a text.
 
     Args:
-        text: The text.
         whole: The text of the whole document, which decides rule iii by its hash.
 
     Returns:
@@ -78,7 +77,6 @@ def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
         True for "3 men and 4 women, 7 people", because 3 + 4 = 7.
 
     Args:
-        text: The text.
         all_numbers: The numbers in the text, in order.
 
     Raises:
@@ -166,7 +164,6 @@ def _has_result_nearby(placed: _PlacedNumbers, operation: _Operation, second: in
 
     Args:
         placed: The numbers of the text.
-        operation: The operation.
         second: The index of the later operand.
     """
     first_position = placed.positions[operation.first]

@@ -234,7 +234,6 @@ def _parse_line(line: bytes, number: int) -> Iterable[Passage]:
     """Read the passages in one line of a file: all of a KILT page, a single one, or none if the line is blank.
 
     Args:
-        line: The line.
         number: Its number in the file, from 1.
 
     Raises:

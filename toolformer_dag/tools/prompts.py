@@ -44,7 +44,6 @@ def build_written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
     `Input: It is sunny.` and `Output: It is [Weather(city="Rome")] sunny.`
 
     Args:
-        tool: The tool.
         examples: Texts with calls.
     """
     lines = [_format_instruction(tool)]

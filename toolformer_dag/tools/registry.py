@@ -90,7 +90,6 @@ def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
     """Read the prompt for chained calls of a tool, whose inputs need the results of earlier calls in the text.
 
     Args:
-        tool: The tool.
         option: The setting `chain_prompt`. It is a path relative to `root`, `embedded`, or None for the tool's usual
             prompt.
         root: The folder of toolformer.toml.

@@ -67,7 +67,6 @@ class Router:
         """Find the tools that fit a text best.
 
         Args:
-            text: The text.
             most: The largest number of tools.
 
         Returns:

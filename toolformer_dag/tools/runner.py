@@ -39,7 +39,6 @@ def check_results(
     """Check and clean what a tool's `run` returned for a batch of calls.
 
     Args:
-        tool: The tool.
         batch: The calls.
         results: What `run` returned.
         max_characters: Longer results are cut.
@@ -264,9 +263,6 @@ def run_calls(
     """Run a list of calls to a tool under its limits.
 
     Args:
-        tool: The tool.
-        calls: The calls.
-        limits: The limits.
         answers: If given, gets each answer as soon as it comes.
 
     Returns:
@@ -303,7 +299,6 @@ class Runner:
         """Run calls of the tool, and equal calls only once.
 
         Args:
-            calls: The calls.
             answers: If given, gets each answer as soon as it comes. So the caller has those that came before an error.
 
         Returns:

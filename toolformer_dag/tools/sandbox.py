@@ -145,7 +145,6 @@ class Wall:
         """Prepare the command that starts the processes, without starting one.
 
         Args:
-            tool: The tool.
             section: Its section of the settings, with the limits of the sandbox.
             root: The project folder.
         """
@@ -313,7 +312,6 @@ class WalledProcess:
         """Send a request to the process and wait for the answer.
 
         Args:
-            request: The request.
             seconds: The time limit.
 
         Returns:

@@ -158,7 +158,6 @@ def _run_calls(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits)
     """Run calls of the tool.
 
     Args:
-        tool: The tool.
         calls: The input and the context of each call.
         limits: The limits of the tool.
 

@@ -386,7 +386,6 @@ def blame_tool(tool: Tool, member: str) -> Iterator[None]:
     ToolDown, OverBudget and BadArguments are not changed.
 
     Args:
-        tool: The tool.
         member: The method or attribute that the block uses, for the message.
     """
     try:

@@ -113,7 +113,6 @@ def encode(tokenizer: Any, texts: Sequence[str], codes: Sequence[str]) -> list[l
 
     Args:
         tokenizer: An NLLB tokenizer.
-        texts: The texts.
         codes: The FLORES code of each text's language.
 
     Returns:
@@ -237,7 +236,6 @@ def _require_language_code(text: str, label: str, tokenizer: Any) -> str:
     """Find the FLORES code of the language of a text, such as "deu_Latn".
 
     Args:
-        text: The text.
         label: fastText's label of its language, such as "de".
         tokenizer: The tokenizer of the translation model.
 
@@ -321,7 +319,6 @@ class NeuralTranslator:
         """Tokenize a text.
 
         Args:
-            text: The text.
             label: fastText's label of its language, such as "de".
             tokenizer: The tokenizer of the translation model.
 

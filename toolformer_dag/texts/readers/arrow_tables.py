@@ -120,7 +120,6 @@ def _read_first_rows(tables: Iterable[pa.Table], columns: list[str]) -> list[dic
     """Read the first FIRST_ROWS rows of the first table as dicts.
 
     Args:
-        tables: The tables.
         columns: The columns to read.
 
     Returns:
@@ -316,7 +315,6 @@ def _choose_column_to_read(path: Steps, type_tree: TypeTree) -> str:
     Lists, maps and texts can only be read as a whole, so for ("lang", 0) it is "lang".
 
     Args:
-        path: The path.
         type_tree: The types of the schema in the form of a row: {"meta": {"url": string}, "lang": [string, ...]}
     """
     names: list[str] = []

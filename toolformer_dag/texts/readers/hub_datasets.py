@@ -123,7 +123,6 @@ def iter_hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iter
     """Read the documents of a data file in batches, with the rejections of each batch.
 
     Args:
-        split: The split.
         number: The number of the file in the split, from 0.
         choice: What the settings say about the format.
 
@@ -149,7 +148,6 @@ def _iter_tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
     """Read a data file of a split as Arrow tables.
 
     Args:
-        split: The split.
         number: The number of the file in the split, from 0.
 
     Raises:

@@ -58,7 +58,6 @@ def _build_batch(layout: Layout, lines: Sequence[bytes], first_number: int) -> B
 
     Args:
         layout: Where the records keep each field.
-        lines: The lines.
         first_number: The number of the first of these lines in the file.
     """
     line_numbers: list[int] = []  # of each record
@@ -180,7 +179,6 @@ def _find_comma_fault(line: bytes, subject: str) -> str | None:
     """Find a comma before or after the JSON object in a line.
 
     Args:
-        line: The line.
         subject: What the message is about, such as "every line".
 
     Returns:
@@ -260,7 +258,6 @@ def _find_line_fault(line: bytes, parsed_value: Any) -> _LineFault:
     """Find out why a line holds no record.
 
     Args:
-        line: The line.
         parsed_value: What `_parsed` returned for it, or MISSING for a line that is too long to be parsed.
     """
     if len(line) >= MAX_LINE_BYTES:

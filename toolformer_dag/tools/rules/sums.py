@@ -60,7 +60,6 @@ def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
     MOST_CALLS per number, and calls with the nearest operands come first.
 
     Args:
-        text: The text.
         strict: Whether to leave out results that may be years, dates, times, versions or small counts, and the
             operands 0, 1 and 2. This is for web pages.
     """
