@@ -73,13 +73,18 @@ def _get_properties(schema: Schema) -> Mapping[str, Any]:
 def parse_arguments(text: str, schema: Schema) -> dict[str, Any]:
     """Parse the input of a call, such as `city="Rome", days=3`, and check it against the tool's schema.
 
-    Order and white space are free. Returns `{"city": "Rome", "days": 3}`.
+    The arguments may come in any order, with any white space between them.
 
-    Raises BadArguments with one of these reasons:
-    - `bad_arguments`: the text is not of this form
-    - `twice: NAME`, `unknown: NAME`, `missing: NAME`
-    - `bad_arguments: NAME is no integer` and the like: a value breaks a rule of the schema
-    - `bad_arguments: over_budget`: the check takes more than MAX_CHECKS rules, too much time or too deep a recursion
+    Returns:
+        The values by name: `{"city": "Rome", "days": 3}`.
+
+    Raises:
+        BadArguments: The input is not valid. The reason is one of these:
+            - `bad_arguments`: the text is not of the form `name=value, name=value`
+            - `twice: NAME`, `unknown: NAME`, `missing: NAME`
+            - `bad_arguments: NAME is no integer` and the like: a value breaks a rule of the schema
+            - `bad_arguments: over_budget`: the check takes too long, or too many rules (MAX_CHECKS)
+            - `bad_arguments: ...` about a reference or patternProperties: the schema itself cannot be applied
     """
     arguments = _parse_named_arguments(text)
     _check_names(arguments, schema)
@@ -88,8 +93,13 @@ def parse_arguments(text: str, schema: Schema) -> dict[str, Any]:
 
 
 def _parse_named_arguments(text: str) -> dict[str, Any]:
-    """Parse `city="Rome", days=3` without a schema. Raises BadArguments (`bad_arguments`, `twice: NAME`)."""
+    """Parse arguments such as `city="Rome", days=3` without looking at the schema.
+
+    Raises:
+        BadArguments: A name occurs twice (`twice: NAME`), or the text has another form (`bad_arguments`).
+    """
     arguments: dict[str, Any] = {}
+
     reader = _ArgumentReader(text.strip())
     while not reader.is_at_end:
         if arguments:
@@ -133,11 +143,17 @@ class _ArgumentReader:
 
 
 def _check_names(arguments: Mapping[str, Any], schema: Schema) -> None:
-    """Raise BadArguments for an argument that is not in the schema, or for a required one that is missing."""
+    """Check that all names are in the schema, and that no required argument is missing.
+
+    Raises:
+        BadArguments: With the reason `unknown: NAME` or `missing: NAME`.
+    """
     takes_any_name = schema.get("additionalProperties") is True
+
     unknown = arguments.keys() - set(list_argument_names(schema))
     if unknown and not takes_any_name:
         raise BadArguments(f"unknown: {_format_first_name(unknown)}")
+
     missing = set(_get_required_names(schema)) - arguments.keys()
     if missing:
         raise BadArguments(f"missing: {_format_first_name(missing)}")
@@ -149,13 +165,16 @@ def _format_first_name(names: Collection[str]) -> str:
 
 
 def _check_values(arguments: Mapping[str, Any], schema: Schema) -> None:
-    """Raise BadArguments if a value breaks a rule of the schema: "bad_arguments: days is below 1".
+    """Check the values against the rules of the schema.
 
-    Of several such values, the first by its path is named.
+    Raises:
+        BadArguments: A value breaks a rule, as in "bad_arguments: days is below 1". If several values do,
+            the reason names the one whose path in the arguments is alphabetically first.
     """
     errors = _list_schema_errors(arguments, schema)
     if not errors:
         return
+
     error = min(errors, key=_get_error_path)
     name = ".".join(_get_error_path(error))[:MAX_REASON]
     subject = name or "they"  # without a name, the rule is about the arguments as a whole
@@ -168,10 +187,14 @@ def _get_error_path(error: Any) -> list[str]:
 
 
 def _list_schema_errors(arguments: Mapping[str, Any], schema: Schema) -> list[Any]:
-    """Return jsonschema's errors about the arguments of a call.
+    """Apply the rules of a schema to the arguments of a call.
 
-    Raises BadArguments with OVER_BUDGET if the check takes too many rules, too long or too deep a recursion; also if a
-    reference of the schema leads nowhere.
+    Returns:
+        An error of the library jsonschema for each rule that a value breaks.
+
+    Raises:
+        BadArguments: The check needs too many rules, too much time or too deep a recursion (OVER_BUDGET), or
+            the schema itself cannot be applied, for example because one of its references leads nowhere.
     """
     from referencing.exceptions import Unresolvable
 
@@ -186,9 +209,14 @@ def _list_schema_errors(arguments: Mapping[str, Any], schema: Schema) -> list[An
 
 
 def _describe_broken_rule(error: Any) -> str:
-    """Return which rule a value breaks, such as "is no integer", from jsonschema's error."""
+    """Describe which rule a value breaks, for example "is no integer".
+
+    Args:
+        error: The error of the library jsonschema about the value.
+    """
     rule = error.validator
     limit = error.validator_value  # what the schema has for this rule: 5 for `maximum`, a type or several for `type`
+
     match rule:
         case "type" if isinstance(limit, list):
             return f"is no {' or '.join(limit)}"
@@ -231,11 +259,16 @@ _budget = _Budget()
 
 @cache
 def _build_validator(schema: str) -> Any:
-    """Return a jsonschema validator for a schema in JSON, with limited time and no access to the network."""
+    """Build a jsonschema validator that takes limited time and never uses the network.
+
+    Args:
+        schema: The schema as JSON.
+    """
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
 
     parsed_schema = json.loads(schema)
+
     validator_class = validator_for(parsed_schema, Draft202012Validator)
     limited_class = _build_limited_validator_class(validator_class)
     no_references = Registry()  # else jsonschema would fetch them from the network
@@ -243,10 +276,10 @@ def _build_validator(schema: str) -> Any:
 
 
 def _build_limited_validator_class(validator_class: Any) -> Any:
-    """Return a copy of a jsonschema validator class whose checks end for any schema.
+    """Copy a validator class of jsonschema so that its checks end in limited time for any schema.
 
-    - Each rule spends 1 of `_budget`, this module's number of rules per call; beyond it, rules raise BadArguments.
-    - A pattern takes limited time, and `multipleOf` is exact.
+    In the copy, each rule spends 1 of `_budget`, the number of rules that may still be applied to this call.
+    A pattern takes limited time, and `multipleOf` is computed exactly.
     """
     from jsonschema.validators import extend
 
@@ -255,15 +288,21 @@ def _build_limited_validator_class(validator_class: Any) -> Any:
         "pattern": _iter_pattern_errors,
         "multipleOf": _iter_multiple_of_errors,
     }  # keyword -> function
+
     counted_rules = {keyword: _with_budget(rule) for keyword, rule in rules.items()}
+
     limited_class: Any = extend(validator_class, counted_rules)  # the class with these rules in place of its own
+
     # jsonschema calls `evolve` for each schema inside the schema. Without this, those could escape the counted rules.
     limited_class.evolve = _with_same_rules(limited_class.evolve)
     return limited_class
 
 
 def _with_same_rules(evolve: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap jsonschema's `evolve`, which makes the validator of an inner schema, so that its rules stay counted."""
+    """Wrap jsonschema's method `evolve` so that rules of inner schemas are counted as well.
+
+    jsonschema calls this method to make the validator of a schema inside another schema.
+    """
 
     def evolve_with_same_rules(validator: Any, *, schema: Any, **changes: Any) -> Any:
         if isinstance(schema, dict):
@@ -274,9 +313,10 @@ def _with_same_rules(evolve: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _build_safe_inner_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema that stands inside another one, without "$schema", which would choose another validator.
+    """Copy a schema that is part of another one, without its "$schema", which would select another validator.
 
-    Raises BadArguments for patternProperties, whose names are matched without a limit of time.
+    Raises:
+        BadArguments: The schema has patternProperties, whose names are matched without a time limit.
     """
     # `find_schema_fault` refuses most patternProperties before; a "$dynamicRef" is only followed here.
     if schema.get("patternProperties"):
@@ -295,7 +335,7 @@ def _with_budget(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _iter_pattern_errors(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
-    """Yield an error if a text does not match `pattern`: jsonschema's rule for the keyword of that name."""
+    """Yield an error if a text does not match `pattern`. This replaces jsonschema's rule for `pattern`."""
     from jsonschema.exceptions import ValidationError
 
     if isinstance(value, str) and not matches(pattern, value):
@@ -303,9 +343,9 @@ def _iter_pattern_errors(validator: Any, pattern: str, value: Any, schema: Any) 
 
 
 def _iter_multiple_of_errors(validator: Any, divisor: float, value: Any, schema: Any) -> Iterator[Any]:
-    """Yield an error if a number is no multiple of `divisor`: jsonschema's rule for the keyword `multipleOf`.
+    """Yield an error if a number is no multiple of `divisor`. This replaces jsonschema's rule for `multipleOf`.
 
-    Numbers are compared as exact decimals: as floats, 4.02 would be no multiple of 0.01.
+    The numbers are compared as exact decimals, because as floats 4.02 would be no multiple of 0.01.
     """
     from jsonschema.exceptions import ValidationError
 
@@ -314,12 +354,13 @@ def _iter_multiple_of_errors(validator: Any, divisor: float, value: Any, schema:
 
 
 def format_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
-    """Write arguments as the input of a call: `city="Rome", days=3`.
+    """Write arguments as the input of a call, such as `city="Rome", days=3`.
 
-    They come in the schema's order, without arguments that equal their default. Arguments that are not in the schema
-    come last.
+    Arguments come in the order of the schema, and those that are not in it come last. An optional argument
+    is left out if its value is the default.
     """
     names_in_order = dict.fromkeys([*list_argument_names(schema), *arguments])
+
     written = []
     for name in names_in_order:
         if name not in arguments:
@@ -331,25 +372,29 @@ def format_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
 
 
 def _is_default(name: str, value: object, schema: Schema) -> bool:
-    """Return whether an argument is optional and its value is the default in the schema."""
+    """Check whether an argument can be left out: it is optional, and its value is the default in the schema."""
     value_schema = _get_properties(schema).get(name)
     if name in _get_required_names(schema):
         return False
+
     if not isinstance(value_schema, Mapping) or "default" not in value_schema:
         return False
     return json.dumps(value_schema["default"]) == json.dumps(value)
 
 
 def find_schema_fault(schema: Schema) -> str | None:
-    """Return why calls with the arguments of this schema cannot be written; None if they can.
+    """Find out why a tool with this schema of arguments cannot be called, if that is so.
 
-    Refused are
+    These schemas are refused:
     - anything but a JSON schema of an object, and schemas of more than MAX_SCHEMA_CHARACTERS
     - more than MAX_PROPERTIES names, and names that are no words
-    - `patternProperties`, references that lead nowhere, and arguments that only `anyOf` and the like name
-    - a schema that llguidance, the library of constrained decoding, cannot compile; its words are returned then
+    - `patternProperties`, references that lead nowhere, and arguments that are named only under `anyOf` and the like
+    - a schema that llguidance, the library of constrained decoding, cannot compile
 
-    Rules that decoding cannot keep to are no fault: `parse_arguments` checks them afterwards.
+    Rules that decoding cannot enforce are accepted, because `parse_arguments` checks them later.
+
+    Returns:
+        A message with the reason, or None if the tool can be called.
     """
     try:
         text = json.dumps(schema)
@@ -362,7 +407,14 @@ def find_schema_fault(schema: Schema) -> str | None:
 
 @cache  # each command loads its tools twice
 def _find_fault_of_json(schema_json: str) -> str | None:
-    """Return why a schema in JSON cannot describe the named arguments of a call; None if it can."""
+    """Find out why a schema cannot describe the named arguments of a call.
+
+    Args:
+        schema_json: The schema as JSON.
+
+    Returns:
+        A message with the reason, or None if it can.
+    """
     schema = json.loads(schema_json)
     return (
         _find_fault_of_form(schema)
@@ -373,13 +425,18 @@ def _find_fault_of_json(schema_json: str) -> str | None:
 
 
 def _find_fault_of_form(schema: Any) -> str | None:
-    """Return why a value is not a JSON schema; None if it is one."""
+    """Check that a value is a JSON schema.
+
+    Returns:
+        A message with what is wrong, or None if the value is a schema.
+    """
     from jsonschema import FormatChecker
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
 
     validator_class = validator_for(schema, Draft202012Validator)
     no_formats = FormatChecker(())  # else a pattern that Python's `re` cannot read is refused
+
     try:
         validator_class.check_schema(schema, format_checker=no_formats)
     except SchemaError as error:
@@ -389,19 +446,29 @@ def _find_fault_of_form(schema: Any) -> str | None:
 
 
 def _find_fault_of_type(schema: Schema) -> str | None:
-    """Return why a schema does not describe an object; None if it does."""
+    """Check that a schema describes an object, which is also assumed if it has no type.
+
+    Returns:
+        A message with the other type, or None for an object.
+    """
     types = schema.get("type", "object")
     if isinstance(types, str):
         types = [types]
+
     if "object" in types:
         return None
     return f"its arguments are no object but {' or '.join(types)}"
 
 
 def _find_fault_of_names(names: list[str]) -> str | None:
-    """Return why a call cannot have arguments with these names; None if it can."""
+    """Check that a call can have arguments with these names.
+
+    Returns:
+        A message with what is wrong, or None.
+    """
     if len(names) > MAX_PROPERTIES:
         return f"it takes {len(names)} arguments; a call has at most {MAX_PROPERTIES}"
+
     for name in names:
         if not _NAME.fullmatch(name):
             return f"the argument {name[:40]!r} is not a word, so no call can name it"
@@ -409,16 +476,22 @@ def _find_fault_of_names(names: list[str]) -> str | None:
 
 
 def _find_fault_of_values(schema_json: str) -> str | None:
-    """Return why decoding cannot write values for the arguments of a schema; None if it can."""
+    """Check that decoding can write a value for each argument of a schema.
+
+    Returns:
+        A message with what is wrong, or None.
+    """
     names = list_argument_names(json.loads(schema_json))
     try:
         written = build_value_schemas(schema_json, tuple(names))
     except ValueError as error:
         return str(error)
+
     if written.required_in_parts:  # {"id"} for {"anyOf": [{"required": ["id"]}]}: no rule of the grammar would write it
         names_in_parts = ", ".join(sorted(written.required_in_parts))[:100]
         where = "stand under anyOf, oneOf, allOf or $ref alone"
         return f"its arguments {names_in_parts} {where}; a call names those of properties"
+
     return _find_unwritable_argument(written.schemas)
 
 
@@ -432,22 +505,29 @@ def _find_unwritable_argument(value_schemas: Mapping[str, str]) -> str | None:
 
 
 def build_argument_rules(schema: Schema, rule: str) -> list[str]:
-    """Return grammar rules that admit what `format_arguments` writes, in llguidance's Lark syntax.
+    """Build grammar rules for the arguments of a tool, so that decoding writes them as `format_arguments` does.
 
-    rule: the name of the first rule. With "a0", a required `city` and an optional `days` become
+    Args:
+        schema: The schema of the arguments.
+        rule: The name of the first rule.
 
-        a0: a0_0 (", " a0_1)?
-        a0_0: "city=" a0_0v
-        a0_0v: %json {...}
-        a0_1: "days=" a0_1v
-        a0_1v: %json {...}
+    Returns:
+        Lines in llguidance's Lark syntax. For a required `city`, an optional `days` and the rule name "a0" they are
+
+            a0: a0_0 (", " a0_1)?
+            a0_0: "city=" a0_0v
+            a0_0v: %json {...}
+            a0_1: "days=" a0_1v
+            a0_1v: %json {...}
     """
     names = list_argument_names(schema)
     value_schemas = build_value_schemas(
         json.dumps(schema), tuple(names)
     ).schemas  # argument -> schema of its value, in JSON
+
     rule_of_argument = {name: f"{rule}_{number}" for number, name in enumerate(value_schemas)}
     arguments_in_order = _join_in_order(rule_of_argument, _get_required_names(schema))  # 'a0_0 (", " a0_1)?'
+
     lines = [f"{rule}: {arguments_in_order}"]
     for name, argument_rule in rule_of_argument.items():
         lines += _build_rules_of_argument(name, argument_rule, value_schemas[name])
@@ -464,9 +544,18 @@ def _build_rules_of_argument(name: str, rule: str, value_schema: str) -> list[st
 
 
 def _join_in_order(rule_of_argument: Mapping[str, str], required: Collection[str]) -> str:
-    """Return the rule body for a call's arguments: 'a0_0 (", " a0_1)?' for a required and an optional one."""
+    """Build the part of a grammar rule that says in which order the arguments of a call follow each other.
+
+    Args:
+        rule_of_argument: The name of the rule for each argument.
+        required: The names of the required arguments, which come first.
+
+    Returns:
+        For the required rule a0_0 and the optional rule a0_1: 'a0_0 (", " a0_1)?'
+    """
     required_rules = [rule for name, rule in rule_of_argument.items() if name in required]
     optional_rules = [rule for name, rule in rule_of_argument.items() if name not in required]
+
     if not required_rules:
         return _join_only_optional(optional_rules)
     return ' ", " '.join(required_rules) + _join_optional_after_others(optional_rules)
@@ -478,9 +567,14 @@ def _join_optional_after_others(rules: list[str]) -> str:
 
 
 def _join_only_optional(rules: list[str]) -> str:
-    """Return the rule text of optional arguments without others: '(a (", " b)? | b)?' for the rules a and b."""
+    """Build the part of a grammar rule for a call whose arguments are all optional.
+
+    Returns:
+        For the rules a and b: '(a (", " b)? | b)?'
+    """
     if not rules:
         return '""'
+
     alternatives = []
     for number, first_rule in enumerate(rules):  # any may be the first, which has no comma before it
         later_rules = rules[number + 1 :]

@@ -36,19 +36,29 @@ class CallPlace(NamedTuple):
 
 
 def find_place_of_token(text: str, token_offsets: TokenOffsets, token: int) -> CallPlace | None:
-    """Return the place of a call that is sampled before a token of the text; `token` is its index.
+    """Find the place of a call that is sampled before a token.
 
-    In `is 215` with the tokens `is`, ` `, `215` at the offsets [0, 2, 3], token 1 gives CallPlace(offset=2, token=1,
-    position=2): the call is written before the space, and its loss begins at the token `215`.
+    Example:
+        The text `is 215` has the tokens `is`, ` ` and `215` at the offsets [0, 2, 3]. For token 1 the place is
+        CallPlace(offset=2, token=1, position=2): the call is written before the space, and its loss is computed
+        from the token `215` on.
 
-    Returns None if only white space follows, or if an earlier token has the same place (token 2 in the example).
+    Args:
+        token_offsets: For each token, the offset in the text at which it begins.
+        token: The index of the token.
+
+    Returns:
+        The place. None if only white space follows, or if an earlier token has the same place (as for token 2
+        in the example).
     """
     space = _find_white_space_around(text, int(token_offsets[token]))  # empty if none is around the token's beginning
     if space.end == len(text):
         return None
+
     earlier_token_has_place = token > 0 and token_offsets[token - 1] >= space.start
     if earlier_token_has_place:
         return None
+
     first_visible_token = _find_token_holding(
         token_offsets, space.end
     )  # holds the first character after the white space
@@ -82,27 +92,33 @@ def _find_first_token_from(token_offsets: TokenOffsets, character: int) -> int:
 
 
 def place_at(text: str, token_offsets: TokenOffsets, offset: int) -> CallPlace | None:
-    """Return the place of a call that somebody puts before the character `offset`.
+    """Find the place of a call that somebody puts before the character at `offset`.
 
-    White space around `offset` does not matter: in `is 215` the offsets 2 and 3 give the same place.
+    White space around `offset` makes no difference: in `is 215` the offsets 2 and 3 give the same place.
 
-    Returns None if `offset` is outside the text, or if no token begins there, as inside of a word.
+    Returns:
+        The place. None if `offset` is outside the text, or if no token begins there (for example inside a word),
+        or if only white space follows.
     """
     if not 0 <= offset < len(text):
         return None
+
     space = _find_white_space_around(text, offset)
+
     token_index = _find_first_token_from(token_offsets, space.start)
     if token_index == len(token_offsets):
         return None
     if token_offsets[token_index] > space.end:  # no token begins in the white space or right after it
         return None
+
     return find_place_of_token(text, token_offsets, token_index)
 
 
 def find_sampling_token(text: str, token_offsets: TokenOffsets, position: int) -> int:
-    """Return the index of the token before which calls are sampled whose loss begins at the token `position`.
+    """Find the token before which a call is sampled, given the token from which its loss is computed.
 
-    The two differ if the white space before that token is a token too: 1 for position 2 of `is`, ` `, `215`.
+    These differ if the white space between them is a token of its own: for position 2 of `is`, ` `, `215`
+    the answer is 1.
     """
     place = place_at(text, token_offsets, int(token_offsets[position]))
     return position if place is None else place.token
@@ -111,9 +127,15 @@ def find_sampling_token(text: str, token_offsets: TokenOffsets, position: int) -
 def without_other_tokens(
     text: str, token_offsets: TokenOffsets, probabilities: NDArray[np.float32], tau_s: float
 ) -> NDArray[np.float32]:
-    """Return the probabilities p_i of a call before each token, with 0 where no call may stand.
+    """Set the probability of a call to 0 before tokens where no call may be written.
 
-    tau_s: the probability above which calls are sampled before a token. Lower values are copied unchecked.
+    Args:
+        token_offsets: For each token, the offset in the text at which it begins.
+        probabilities: For each token, the probability p_i of a call before it.
+        tau_s: Calls are sampled only where the probability is above this. Other tokens are not checked.
+
+    Returns:
+        A changed copy of the probabilities.
     """
     allowed = probabilities.copy()
     for token_index in np.flatnonzero(probabilities > tau_s).tolist():

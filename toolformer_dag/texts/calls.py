@@ -60,11 +60,13 @@ class MalformedCall(ValueError):
 
 
 def format_call(call: Call, result: str | None = None, markers: CallMarkers = PAPER_MARKERS) -> str:
-    """Write a call as it stands in a text (paper, section 2): e(c) without a result, e(c, r) with one.
+    """Write a call as it appears in a text (paper, section 2).
 
-    e(c) = " [Calculator(400 / 1400)]", e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
+    Input and result are not checked here (see `fault` and `clean_result`).
 
-    Input and result are inserted unchecked; see `fault` and `clean_result`.
+    Returns:
+        e(c), such as " [Calculator(400 / 1400)]", or with a result e(c, r), such as
+        " [Calculator(400 / 1400) -> 0.29]".
     """
     written = f"{markers.begin}{call.tool}({call.input})"
     if result is not None:
@@ -75,15 +77,19 @@ def format_call(call: Call, result: str | None = None, markers: CallMarkers = PA
 def parse_call(body: str) -> Call:
     """Parse what a model wrote between " [" and "]", such as `Calculator(400 / 1400)`.
 
-    Raises MalformedCall with a reason of `fault`, or with "not_a_call" or "call_in_input".
+    Raises:
+        MalformedCall: The text is not a call. The reason is "not_a_call", "call_in_input" or a reason of `fault`.
     """
     match = CALL_BODY.fullmatch(body)
     if match is None:
         raise MalformedCall("not_a_call", body)
+
     call = Call(tool=match[1], input=match[2])
+
     reason = fault(call)
     if reason is not None:
         raise MalformedCall(reason, body)
+
     if _has_call_in_input(body, call.input):  # the model omitted a "]" and continued the text
         raise MalformedCall("call_in_input", body)
     return call
@@ -96,20 +102,25 @@ def _has_call_in_input(body: str, input: str) -> bool:
 
 
 def fault(call: Call, markers: CallMarkers = PAPER_MARKERS) -> str | None:
-    """Return why a call could not be parsed again from a text that it is written into; None if it could.
+    """Find out why a call could not be read back from a text after it was written there.
 
-    The reasons: bad_name, open_quote, bracket_in_input, arrow_in_input, newline_in_input.
+    Returns:
+        "bad_name", "open_quote", "bracket_in_input", "arrow_in_input" or "newline_in_input", or None if it
+        could be read back.
     """
     if not re.fullmatch(NAME, call.tool) or RESULT_ARROW in call.tool:
         return "bad_name"
+
     written = f"{call.tool}({call.input})"
     end = input_end(written)  # after the ")" of named arguments; 0 for any other input
     if end is None:  # a string of named arguments does not end
         return "open_quote"
+
     has_named_arguments = end == len(written)
     if has_named_arguments:  # their strings may hold anything
         outside_strings = STRING.sub('""', call.input)
         return _find_line_fault(outside_strings)
+
     return _find_text_fault(call.input, markers)
 
 
@@ -134,10 +145,10 @@ def build_call_grammar(
     markers: CallMarkers = PAPER_MARKERS,
     arrow_token: int | None = None,
 ) -> str:
-    r"""Return a grammar of the calls that a model may write after " [": `Name(input) ->` with a name in `tools`.
+    r"""Build a grammar of the calls that a model may write after " [", in the form `Name(input) ->`.
 
-    It is written for llguidance, the library of constrained decoding. For a tool Weather with the named argument `city`
-    and a tool QA whose input is text, it is, shortened:
+    It is written for llguidance, the library of constrained decoding. For a tool Weather with the named argument
+    `city`, and a tool QA whose input is free text, it is (shortened)
 
         start: t0 | call
         t0: "Weather(" a0 ") ->"
@@ -148,8 +159,12 @@ def build_call_grammar(
         CALL: /(QA)\(/ INPUT /\) ->/
         INPUT: /[^\]\n]*/
 
-    schemas: tool name -> its schema, for tools with named arguments. Names that are not in `tools` are ignored.
-    arrow_token: the id of the arrow's token, if the tokenizer has a special one: `<[32000]>` then stands for "->".
+    Args:
+        tools: The names of the tools that may be called.
+        schemas: The schema of the arguments for each tool that has named arguments. Other tools are ignored.
+        markers: The texts around a call and before its result.
+        arrow_token: The token ID of the arrow if the tokenizer has a special token for it. The grammar then
+            has `<[32000]>` in place of "->".
     """
     with_named_arguments = sorted(set(tools) & set(schemas))
     with_text_input = sorted(set(tools) - set(schemas))
@@ -164,13 +179,21 @@ def build_call_grammar(
         alternatives.append("call")
         rules.append(f"call: CALL {arrow.token_rule}")  # CALL ends in the arrow, unless the arrow is a token
         rules += _build_text_call_rules(with_text_input, arrow.text, markers)
+
     options = '%llguidance { "no_forcing": true }'
     start = f"start: {' | '.join(alternatives)}"
     return "\n".join([options, start, *rules])
 
 
 def _build_named_call_rules(number: int, name: str, schema: Schema, arrow: "_GrammarArrow") -> list[str]:
-    """Return the grammar's rules for a tool with named arguments: `t0: "Weather(" a0 ") ->"` and those of a0."""
+    """Build the grammar rules for a tool with named arguments, such as `t0: "Weather(" a0 ") ->"` and the rules of a0.
+
+    Args:
+        number: The number of the tool, from which its rules t0 and a0 are named.
+        name: The name of the tool.
+        schema: The schema of its arguments.
+        arrow: The arrow that follows the input.
+    """
     before_arguments = json.dumps(f"{name}(")
     after_arguments = json.dumps(f"){arrow.space}{arrow.text}")
     call_rule = f"t{number}: {before_arguments} a{number} {after_arguments} {arrow.token_rule}"
@@ -186,7 +209,12 @@ class _GrammarArrow(NamedTuple):
 
 
 def _build_grammar_arrow(markers: CallMarkers, arrow_token: int | None) -> _GrammarArrow:
-    """Return the arrow of a grammar. arrow_token: the id of its token; None if it is text."""
+    """Describe the arrow after a call as the grammar needs it.
+
+    Args:
+        markers: The texts around a call and before its result.
+        arrow_token: The ID of the arrow's token, or None if the arrow is text.
+    """
     text = markers.arrow.strip()
     space = markers.arrow.rstrip().removesuffix(text)
     if arrow_token is None:
@@ -195,9 +223,12 @@ def _build_grammar_arrow(markers: CallMarkers, arrow_token: int | None) -> _Gram
 
 
 def _build_text_call_rules(tools: Sequence[str], arrow_text: str, markers: CallMarkers) -> list[str]:
-    """Return the grammar's rules CALL and INPUT, for tools whose input is a text: `QA(Who wrote it?) ->`.
+    """Build the grammar rules CALL and INPUT for tools whose input is free text, as in `QA(Who wrote it?) ->`.
 
-    arrow_text: the arrow, or "" where it is a token.
+    Args:
+        tools: The names of these tools.
+        arrow_text: The arrow, or "" if the arrow is a token.
+        markers: The texts around a call and before its result.
     """
     names = "|".join(_escape_for_pattern(tool) for tool in tools)
     arrow = rf"[^\S{LINE_ENDS}]*{_escape_for_pattern(arrow_text)}"  # after white space on the same line
@@ -224,9 +255,9 @@ def _build_input_rule(markers: CallMarkers) -> str:
 
 
 def _list_markers_excluded_from_input(markers: CallMarkers) -> list[str]:
-    """Return the markers that an input may not hold, sorted: ["->", "</call>", "<call>"] with <call> and </call>.
+    """List the markers that an input may not hold, sorted: ["->", "</call>", "<call>"] for calls in <call> and </call>.
 
-    Not "[", which may stand in an input as long as no call follows it, and not "]", which INPUT excludes anyway.
+    "[" is allowed as long as no call follows it. "]" is not listed because the rule INPUT excludes it anyway.
     """
     excluded = {RESULT_ARROW, *(marker.strip() for _, marker in markers)}
     return sorted(excluded - {"[", "]"})
@@ -238,9 +269,13 @@ def _escape_for_pattern(text: str) -> str:
 
 
 def clean_result(result: str, max_characters: int) -> str:
-    """Return a tool's result as a single line that e(c, r) can hold; "" where nothing visible is left.
+    """Turn the result of a tool into a single line that can be written into a call.
 
-    Square brackets become round, `->` becomes `→`, and the line is cut to `max_characters`; see also `one_line`.
+    Square brackets become round, `->` becomes `→`, and the line is cut to `max_characters`. White space is
+    collapsed, and invisible characters are removed.
+
+    Returns:
+        The line, or "" if nothing visible is left.
     """
     line = one_line(result).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
     shortened = line[:max_characters].rstrip()
@@ -260,9 +295,12 @@ def _is_kept(character: str) -> bool:
 
 
 def build_opening_pattern(tools: Collection[str] | None, begin: str = API_START) -> re.Pattern[str]:
-    """Return a pattern for the marker before a call to one of `tools`: it matches " [" of " [Calculator(1)".
+    """Build a pattern that finds the marker before a call, such as " [" in " [Calculator(1)".
 
-    tools: None for any name of at most LONGEST_NAME characters. With an empty collection the pattern matches nothing.
+    Args:
+        tools: The tools whose calls are found. None stands for any name of at most LONGEST_NAME characters.
+            If the collection is empty, the pattern matches nothing.
+        begin: The marker that opens a call.
     """
     if tools is None:
         # Not NAME, which is unlimited: in `<call><call>...` each marker would read the whole rest of the text.
@@ -293,12 +331,19 @@ class SpliceError(ValueError):
 
 
 def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER_MARKERS) -> str:
-    """Return x*: the text x with e(c, r) inserted at the offset of each call (paper, section 2).
+    """Insert calls with their results into a text (paper, section 2: x becomes x*).
 
-    Calls at the same offset, a chain, are written in the order of `calls`. `take_out` restores a text x for which
-    `holds_call(x, tools)` is false.
+    Calls with the same offset form a chain and keep the order of `calls`. `take_out` gives back the original
+    text, unless that already holds a call to one of the tools.
 
-    Raises SpliceError for an offset outside the text, and for a call or result that holds a marker or a newline.
+    Args:
+        text: The text without calls.
+        calls: The calls with results, and their offsets in this text.
+        markers: The texts around a call and before its result.
+
+    Raises:
+        SpliceError: An offset is outside the text, or a call or result could not be read back because it holds,
+            for example, a marker or a newline.
     """
     replacements = []
     for placed in sorted(calls, key=lambda call: call.offset):
@@ -317,8 +362,13 @@ class _Replacement(NamedTuple):
 
 
 def _replace_parts(text: str, replacements: Iterable[_Replacement]) -> str:
-    """Return a text with parts of it replaced. replacements: in the order of the text."""
+    """Replace parts of a text.
+
+    Args:
+        replacements: The parts with their new text, in the order of the text.
+    """
     pieces: list[str] = []
+
     position = 0
     for replacement in replacements:
         pieces.append(text[position : replacement.start])
@@ -328,9 +378,14 @@ def _replace_parts(text: str, replacements: Iterable[_Replacement]) -> str:
 
 
 def _check_placed_call(placed: PlacedCall, text: str, markers: CallMarkers) -> None:
-    """Raise SpliceError if a call is outside the text, or could not be parsed again after it was inserted."""
+    """Check that a call can be inserted into a text and be read back from it.
+
+    Raises:
+        SpliceError: The offset is outside the text, or the call or its result holds something not allowed there.
+    """
     if not 0 <= placed.offset <= len(text):
         raise SpliceError(f"offset {placed.offset} is outside the text of {len(text)} characters")
+
     reason = fault(placed.call, markers) or _find_text_fault(placed.result, markers)
     if reason is not None:
         raise SpliceError(f"{placed.call} at {placed.offset} cannot be spliced: {reason}; clean the result first")
@@ -343,10 +398,11 @@ def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MAR
 
 
 def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
-    """Return the offset and the input of each closed call to `tools` in a text in the paper's form.
+    """List the closed calls to `tools` in a text that is in the paper's form.
 
-    [(1, "Who?"), (2, "1 + 1")] for "a [QA(Who?) -> She]b [Add(1 + 1)]". Offsets count characters of the text without
-    these calls.
+    Returns:
+        For each call its offset, counted in the text without these calls, and its input. For
+        "a [QA(Who?) -> She]b [Add(1 + 1)]" this is [(1, "Who?"), (2, "1 + 1")].
     """
     calls = list(_iter_closed_calls(text, build_opening_pattern(tools), PAPER_MARKERS))
     inputs = [call.call.input for call in calls]
@@ -354,7 +410,11 @@ def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
 
 
 def _compute_offsets_without_calls(calls: Iterable["_WrittenCall"]) -> list[int]:
-    """Return where each call of a text stands once all calls are taken out: [1, 2] for "a [Add(1)]b [Add(2)]"."""
+    """Compute where each call of a text was before any call was inserted.
+
+    Returns:
+        An offset per call. For "a [Add(1)]b [Add(2)]" this is [1, 2].
+    """
     offsets = []
     characters_taken_out = 0
     for call in calls:
@@ -364,15 +424,20 @@ def _compute_offsets_without_calls(calls: Iterable["_WrittenCall"]) -> list[int]
 
 
 def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> list[PlacedCall]:
-    """Return the calls in a text with their results and places, so that `splice(take_out(text), calls) == text`.
+    """List the calls in a text with their results and places, the inverse of `splice`.
 
-    [PlacedCall(offset=1, call=Call("QA", "Who?"), result="She")] for "a [QA(Who?) -> She] b". Offsets count the
-    characters of the text without these calls.
+    `splice(take_out(text, tools), calls)` gives the text again.
 
-    Raises MalformedCall for a call to one of `tools` that has its closing marker but no result.
+    Returns:
+        The calls, with offsets in the text without them. For "a [QA(Who?) -> She] b" this is
+        [PlacedCall(offset=1, call=Call("QA", "Who?"), result="She")].
+
+    Raises:
+        MalformedCall: A call to one of `tools` is closed but has no result.
     """
     written_calls = list(_iter_closed_calls(text, build_opening_pattern(tools, markers.begin), markers))
     offsets = _compute_offsets_without_calls(written_calls)
+
     placed = []
     for offset, written in zip(offsets, written_calls, strict=True):
         if written.result is None:
@@ -382,12 +447,14 @@ def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER
 
 
 def rewrite_markers(text: str, markers: CallMarkers) -> str:
-    """Rewrite the calls of a text, such as a prompt, from the paper's markers to others.
+    """Replace the paper's markers around calls in a text, such as a prompt, by other markers.
 
-    "It is [Add(1, 2) -> 3] three." becomes "It is <call>Add(1, 2) = 3</call> three." with begin " <call>", arrow " = "
-    and end "</call>".
+    Example:
+        With the markers " <call>", " = " and "</call>", "It is [Add(1, 2) -> 3] three." becomes
+        "It is <call>Add(1, 2) = 3</call> three."
     """
     opening = re.compile(rf" ?\[(?={NAME}\()")  # the "[" of a call, and one space before it if there is one
+
     replacements = []
     for call in _iter_closed_calls(text, opening, PAPER_MARKERS):
         rewritten = _rewrite_call(call, markers)
@@ -396,9 +463,10 @@ def rewrite_markers(text: str, markers: CallMarkers) -> str:
 
 
 def _rewrite_call(call: "_WrittenCall", markers: CallMarkers) -> str:
-    """Write a call of a text with other markers."""
+    """Write a call from a text with other markers."""
     has_space_before = call.text[call.start] == " "  # there is none before "[" in instructions
     begin = markers.begin if has_space_before else markers.begin.lstrip()
+
     written = f"{begin}{call.body}"
     if call.result is not None:
         written += f"{markers.arrow}{call.result}"
@@ -406,13 +474,20 @@ def _rewrite_call(call: "_WrittenCall", markers: CallMarkers) -> str:
 
 
 def to_paper_form(body: str, markers: CallMarkers) -> str:
-    """Return what a model wrote after the opening marker of a call, with the paper's markers in place of `markers`.
+    """Replace the markers in a call by the paper's markers.
 
-    "QA(Who?) ->" for "QA(Who?) =" with the arrow " = ". Named arguments come back unchanged.
+    Args:
+        body: What a model wrote after the opening marker, such as "QA(Who?) =".
+        markers: The markers that the model writes.
+
+    Returns:
+        For the arrow " = " in the example: "QA(Who?) ->". Named arguments come back unchanged, because their
+        strings may hold anything.
     """
     arguments_end = input_end(body)  # 0 without named arguments
     if arguments_end is None:  # they have no end yet: 'QA(question="Wh'
         return body
+
     rest = body[arguments_end:]
     # Stripped, so that the white space around a marker stays as the model wrote it.
     rest = rest.replace(markers.arrow.strip(), RESULT_ARROW)
@@ -421,9 +496,10 @@ def to_paper_form(body: str, markers: CallMarkers) -> str:
 
 
 def iter_marker_places(text: str, markers: CallMarkers) -> Iterator[tuple[str, int]]:
-    """Yield each marker of the closed calls in a text with the offset at which it begins, whatever the tool.
+    """Find the markers of all closed calls in a text, whatever their tools.
 
-    (" [", 1), (" -> ", 11), ("]", 18) for "a [QA(Who?) -> She] b".
+    Yields:
+        Each marker and its offset. For "a [QA(Who?) -> She] b": (" [", 1), (" -> ", 11), ("]", 18).
     """
     for written in _iter_closed_calls(text, build_opening_pattern(None, markers.begin), markers):
         yield markers.begin, written.start
@@ -465,39 +541,52 @@ class _WrittenCall:
 
 
 def _iter_closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_WrittenCall]:
-    """Yield the calls of a text that have a closing marker, in order, without calls inside other calls.
+    """Find the calls in a text that have a closing marker, in linear time.
 
-    Only " [Add(1)]" in "a [Add(1)] [QA(b". It takes linear time.
+    Calls inside other calls are left out.
 
-    opening: matches the marker before the name of a call (see `build_opening_pattern`).
+    Args:
+        opening: A pattern that matches the marker before a call's name (see `build_opening_pattern`).
+        markers: The texts around a call and before its result.
+
+    Yields:
+        The calls in order. For "a [Add(1)] [QA(b" this is only " [Add(1)]", because the other call is not closed.
     """
     openings = list(opening.finditer(text))
     search_starts = input_ends(text, [match.end() for match in openings])  # start of a name -> end of the call's input
     last_closing_marker = text.rfind(markers.end)
     previous_call_end = 0
+
     for match in openings:
         is_in_previous_call = match.start() < previous_call_end
         if is_in_previous_call:
             continue
+
         search_start = search_starts[match.end()]
         if search_start is None or search_start > last_closing_marker:  # the call has no closing marker
             continue
+
         call = _parse_closed_call(text, match, search_start, markers)
         yield call
         previous_call_end = call.end
 
 
 def _parse_closed_call(text: str, opening: re.Match[str], input_end: int, markers: CallMarkers) -> _WrittenCall:
-    """Return the call after an opening marker, with the offsets of its parts; a closing marker follows for certain.
+    """Find the parts of a call whose closing marker is known to follow.
 
-    input_end: right after the `)` of named arguments; for any other input, where the call's name begins.
+    Args:
+        opening: The match of the marker before the call's name.
+        input_end: The offset after the `)` of named arguments. For any other input, the offset of the call's name.
+        markers: The texts around a call and before its result.
     """
     name_start = opening.end()
     close_start = text.find(markers.end, input_end)
     close_end = close_start + len(markers.end)
+
     earliest_parenthesis = max(input_end - 1, name_start)
     parenthesis = text.find(f"){markers.arrow}", earliest_parenthesis, close_end)
     arrow_start = None if parenthesis < 0 else parenthesis + 1  # a call without a result has no arrow
+
     return _WrittenCall(
         text=text,
         markers=markers,

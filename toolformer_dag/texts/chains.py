@@ -61,19 +61,23 @@ class ChainedCall(NamedTuple):
 
 
 def other_results(links: Sequence[ChainLink], others: Sequence[str]) -> list[ChainedCall]:
-    """Return comparisons that show whether the calls of a chain need the results before them.
+    """Build comparisons that show whether the calls of a chain need the results before them.
 
-    Each is a call after its real chain, and after the same chain with one result swapped. For three calls they swap
-    result 1 before call 2, result 1 before call 3, and result 2 before call 3.
+    Each comparison has a call after its real chain, and after the same chain with one result swapped. For three calls,
+    result 1 is swapped before call 2 and before call 3, and result 2 before call 3.
 
-    others: for each call but the last, the result that replaces its real one.
+    Args:
+        links: The calls of the chain with their results.
+        others: For each call but the last, a result to put in place of its own.
     """
     comparisons = []
     for index, other_result in enumerate(others):
         swapped_links = list(links)
         swapped_links[index] = replace(links[index], result=other_result)
+
         for later_index in range(index + 1, len(links)):
             comparisons.append(_build_comparison(links, swapped_links, later_index))
+
     return comparisons
 
 
@@ -88,19 +92,25 @@ def _build_comparison(links: Sequence[ChainLink], swapped: Sequence[ChainLink], 
 
 
 def compute_least_need(length: int, gains: Sequence[float]) -> float:
-    """Return how much the least needed result of a chain helps, in nats; a result helps as its best later call gains.
+    """Compute how much the least needed result of a chain helps, in nats.
 
-    For three calls with the gains [0.1, 2.0, 0.5], result 1 helps 2.0 and result 2 helps 0.5: the answer is 0.5.
+    A result helps as much as the later call that gains most from it.
 
-    length: how many calls the chain has.
-    gains: how much likelier a later call is after the real result than after another: of result 1 for call 2, call 3
-        and so on, then of result 2 for call 3 and so on.
+    Example:
+        For three calls with the gains [0.1, 2.0, 0.5], result 1 helps 2.0 and result 2 helps 0.5, so the answer is 0.5.
+
+    Args:
+        length: The number of calls in the chain.
+        gains: How much likelier a later call is after the real result than after another one. First come the gains
+            from result 1 for call 2, call 3 and so on, then those from result 2 for call 3 and so on.
     """
     help_of_results = []
     first_gain = 0  # the index of a result's first gain
+
     for result_number in range(1, length):
         later_calls = length - result_number  # the result has a gain for each of them
         gains_of_result = gains[first_gain : first_gain + later_calls]
         help_of_results.append(max(gains_of_result))
         first_gain += later_calls
+
     return min(help_of_results)

@@ -86,21 +86,29 @@ def build_raw_batch(
     records: Sequence[Mapping[str, Any]] = (),
     rejections: Iterable[Rejection] = (),
 ) -> Batch:
-    """Return records as a batch of raw columns (RAW), without the refused: missing_field, wrong_type, not_utf8.
+    """Turn records into a batch of raw columns (RAW), and reject faulty records.
 
-    lines: the line or row of each record.
-    columns: field -> a column for each path at which the field may stand; the first value that is not null counts.
-    records: the records themselves, to tell a missing field from null. Empty for tables, where no field is missing.
-    rejections: lines that hold no record; they come first in the batch's rejections.
+    A record is rejected as missing_field, wrong_type or not_utf8.
+
+    Args:
+        layout: Where the records keep each field.
+        lines: The line or row number of each record.
+        columns: For each field, a column for each path at which it may be. The first value of a record that is
+            not null is used.
+        records: The records themselves, which show whether a field is missing or null. Empty for tables, where
+            no field is missing.
+        rejections: Lines that hold no record. They come first among the rejections of the batch.
     """
     checked = _CheckedRecords(layout, lines, records)
     texts: dict[str, Column] = {"line": lines}
     for field in FIELDS:
         texts[field] = checked.texts(field, columns[field])  # adds to `checked.refused` and `checked.ignored`
+
     frame = pl.DataFrame(texts, schema=RAW)
     if checked.refused:
         is_refused = pl.col("line").is_in(list(checked.refused))
         frame = frame.filter(~is_refused)
+
     all_rejections = (*rejections, *checked.refused.values())
     return Batch(layout, frame, all_rejections, checked.ignored)
 
@@ -120,16 +128,23 @@ class _CheckedRecords:
         self._records = records  # empty for tables
 
     def texts(self, field: str, columns: Sequence[Column]) -> Column:
-        """Return a field of the records as text, None if a record has no text there.
+        """Read one field of all records as text.
 
-        A value that is no text, or null in a required field, adds to `refused` or `ignored`.
+        A value that is not text, or null in a required field, adds its record to `refused`, or is counted in `ignored`.
 
-        columns: the values at each path of the field.
+        Args:
+            field: The name of the field.
+            columns: For each path of the field, the values of all records.
+
+        Returns:
+            A text per record, or None for a record without text in this field.
         """
         column = _coalesce_columns(columns, len(self._lines))
+
         valid_types = {str} if field in self._layout.required else {str, type(None)}
         if _collect_value_types(column) <= valid_types:  # the usual case, which needs no loop
             return column
+
         is_strict = field in self._layout.strict
         texts = [_to_text(field, value, is_strict=is_strict) for value in column]
         for row, text in enumerate(texts):
@@ -138,14 +153,22 @@ class _CheckedRecords:
         return texts
 
     def _refuse_or_ignore(self, field: str, row: int, value: Any) -> None:
-        """Add the record of a value that is no text to `refused`; or count the value in `ignored` if it counts as null.
+        """Note that a record has no text in a field.
 
-        null in an optional field is no fault.
+        The record is added to `refused`, or the value is counted in `ignored` and later treated as null.
+        Null in an optional field is not a fault.
+
+        Args:
+            field: The name of the field.
+            row: The index of the record.
+            value: What the record has in this field.
         """
         if value is None and field not in self._layout.required:
             return
+
         reason = "not_utf8" if isinstance(value, bytes) else "wrong_type"
         message = f"{self._layout.paths(field)}: expected text, found {_describe_content(value)}"
+
         if _is_refused(field, reason, self._layout):
             rejection = self._build_rejection(row, reason, message)
             self.refused.setdefault(rejection.line, rejection)  # a record's first rejection counts
@@ -172,12 +195,13 @@ def build_records_batch(
 
 
 def _coalesce_columns(columns: Sequence[Column], row_count: int) -> Column:
-    """Return for each row its first value in the columns: [1, 3] for the columns [1, None] and [2, 3].
+    """Choose for each row the first value in several columns: [1, 3] for the columns [1, None] and [2, 3].
 
-    None and Unread (a value that cannot be reached) count only where a row has nothing else.
+    None and Unread (a value that cannot be reached) are chosen only if the row has nothing else.
     """
     if len(columns) == 1:
         return columns[0]
+
     values: Column = [None] * row_count
     for column in columns:
         values = [_coalesce_values(value, later) for value, later in zip(values, column, strict=True)]
@@ -199,9 +223,13 @@ def _collect_value_types(column: Column) -> set[type]:
 
 
 def _to_text(field: str, value: Any, *, is_strict: bool) -> str | None:
-    """Return a value as text; None if it is no text.
+    """Convert a value of a record to text, if it counts as text.
 
-    Whole numbers are text in ids and in fields that are not strict (`Layout.strict`); dates may have any type.
+    Whole numbers count as text in the field `id`, and in fields that are not strict (see `Layout.strict`).
+    In the field `date` values of other types count as well, except null.
+
+    Returns:
+        The text, or None for any other value.
     """
     if type(value) is str:
         return value
@@ -228,7 +256,7 @@ def _format_date(value: Any) -> str:
 
 
 def _describe_content(value: Any) -> str:
-    """Describe a value that is no text, for a message: "null", "list", "bytes that are not UTF-8"."""
+    """Describe a value that is not text, for a message: "null", "list" or "bytes that are not UTF-8"."""
     if value is None:
         return "null"
     if isinstance(value, bytes):
@@ -245,9 +273,10 @@ def _is_refused(field: str, reason: str, layout: Layout) -> bool:
 
 
 def _describe_missing_fields(layout: Layout, record: Mapping[str, Any]) -> str:
-    """Return a message with the required fields that a record lacks: "id or doc_id; the record has url and text".
+    """Describe which required fields a record does not have. A field that is null counts as present.
 
-    A field whose value is null is not missing. Returns "" if no field is missing.
+    Returns:
+        A message such as "id or doc_id; the record has url and text", or "" if no field is missing.
     """
     missing = [layout.paths(field) for field in layout.required if _has_no_path(record, layout.steps[field])]
     if not missing:
@@ -261,15 +290,17 @@ def _has_no_path(record: Mapping[str, Any], paths: Sequence[Steps]) -> bool:
 
 
 def iter_document_batches(raw: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the batches of a shard with documents (DOCUMENTS) in place of raw columns.
+    """Turn batches of raw columns into batches of documents (DOCUMENTS).
 
-    Refused: empty_text, and duplicate_digest for all but the first document of a digest in the shard.
+    A record with a blank text is rejected as empty_text. If several records of the shard have the same digest, all
+    but the first are rejected as duplicate_digest. The columns are filled like this:
 
-    - digest: the record's id, or a hash of its text if it has no id.
-    - date: the record's field `date` if it holds a date (ISO 8601), else the date in the URL.
-    - title, url, domain: "" if the record has none. language: null.
+    - digest: the record's id, or a hash of its text if it has no id
+    - date: the record's field `date` if it holds a date (ISO 8601), or else the date in its URL
+    - title, url, domain: "" if the record has none (the domain is taken from the URL if possible)
+    - language: null if the record has none
 
-    Memory: about 100 bytes per document of the shard, for its digest.
+    About 100 bytes of memory are needed per document of the shard, because all digests are kept.
     """
     digests_so_far: set[str] = set()
     for batch in raw:
@@ -277,17 +308,22 @@ def iter_document_batches(raw: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _build_documents_batch(raw: Batch, digests_so_far: set[str]) -> Batch:
-    """Return a batch of raw columns as documents, without blank texts and repeated digests, which are rejected.
+    """Turn one batch of raw columns into documents. Blank texts and repeated digests are rejected.
 
-    digests_so_far: the digests of earlier batches; those of this batch are added.
+    Args:
+        raw: The batch of raw columns.
+        digests_so_far: The digests of earlier batches. Those of this batch are added to it.
     """
     records, blank_rejections = _reject_blank_texts(raw.frame)
     records = records.with_columns(_compute_digests(records).alias("digest"))
     records, repeated_rejections = _reject_repeated_digests(records, digests_so_far)  # adds to `digests_so_far`
+
     has_date_field = bool(raw.layout.steps["date"])
     record_dates = _parse_record_dates(records["date"]) if has_date_field else None
     documents = _build_documents(records, record_dates)
+
     rejections = _sort_by_line(raw.rejections, blank_rejections, repeated_rejections)
+
     ignored = dict(raw.ignored)  # message about a value that counts as null -> number of values
     if record_dates is not None:
         ignored |= _count_unread_dates(records["date"], record_dates, raw.layout)
@@ -308,38 +344,45 @@ class _Accepted(NamedTuple):
 
 
 def _reject_blank_texts(records: pl.DataFrame) -> _Accepted:
-    """Return the records whose text is not blank; reject the others as empty_text."""
+    """Separate the records whose text is not blank from the others, which are rejected as empty_text."""
     has_text = records["text"].str.contains(HOLDS_TEXT)
     if has_text.all():
         return _Accepted(records, rejections=[])
+
     without_text = records.select("line", "id").filter(~has_text)
     rejections = [Rejection(line, "empty_text", id or "") for line, id in without_text.rows()]
     return _Accepted(records.filter(has_text), rejections)
 
 
 def _reject_repeated_digests(records: pl.DataFrame, digests_so_far: set[str]) -> _Accepted:
-    """Return the records whose digest is new; reject the others as duplicate_digest.
+    """Separate the records whose digest is new from the others, which are rejected as duplicate_digest.
 
-    digests_so_far: the digests of the shard's earlier records; new ones are added.
+    Args:
+        records: Records with a column `digest`.
+        digests_so_far: The digests of earlier records of the shard. New ones are added to it.
     """
     is_repeated = _mark_repeated_digests(records["digest"], digests_so_far)
     if not is_repeated.any():
         return _Accepted(records, rejections=[])
+
     repeated = records.select("line", "digest").filter(is_repeated)
     rejections = [Rejection(line, "duplicate_digest", digest) for line, digest in repeated.rows()]
     return _Accepted(records.filter(~is_repeated), rejections)
 
 
 def _build_documents(records: pl.DataFrame, record_dates: pl.Series | None) -> pl.DataFrame:
-    """Return records in the columns DOCUMENTS, with domain and date from the URL where the record has none.
+    """Build the columns DOCUMENTS. Domain and date come from the URL if the record does not have them.
 
     A missing url, title or domain becomes "".
 
-    record_dates: the dates in the records' field `date`; None where they have no such field.
+    Args:
+        records: The records that were accepted.
+        record_dates: The dates in their field `date`, or None if they have no such field.
     """
     host = pl.col("url").str.extract(HOST)
     domain = pl.coalesce("domain", host, pl.lit(""))  # the first that is not null
     dates = _choose_dates(records["url"], record_dates)  # a record's own date comes first
+
     documents = records.with_columns(
         pl.col("url", "title").fill_null(""),
         domain.alias("domain"),
@@ -357,12 +400,15 @@ def _choose_dates(urls: pl.Series, record_dates: pl.Series | None) -> pl.Series:
 
 
 def _count_unread_dates(texts: pl.Series, record_dates: pl.Series, layout: Layout) -> dict[str, int]:
-    """Return how many texts of the field `date` hold no date, by a message; an empty dict if all hold one.
+    """Count the records whose field `date` holds something that is not a date.
 
-    {"meta.day: expected a date, YYYY-MM-DD until 2026-12-31": 2}
+    Returns:
+        The count by a message for people, or an empty dict if there are none:
+        {"meta.day: expected a date, YYYY-MM-DD until 2026-12-31": 2}
     """
     is_unread = record_dates.is_null() & (texts != "")
     count = int(is_unread.sum())
+
     if not count:
         return {}
     return {f"{layout.paths('date')}: expected a date, YYYY-MM-DD until {LATEST_DATE}": count}
@@ -386,22 +432,25 @@ def _parse_record_dates(texts: pl.Series) -> pl.Series:
 
 
 def find_dates_in_urls(urls: pl.Series) -> pl.Series:
-    """Return the date in each URL (`find_date_in_url`), null where there is none."""
+    """Find the date in each URL (see `find_date_in_url`), or null if it holds none."""
     dates: list[date | None] = [None] * len(urls)
+
     rows_with_year = urls.str.contains(YEAR).fill_null(False).arg_true()
     urls_with_year = urls.gather(rows_with_year).to_list()
+
     for row, url in zip(rows_with_year.to_list(), urls_with_year, strict=True):
         dates[row] = find_date_in_url(url, LATEST_DATE)
     return pl.Series(dates, dtype=pl.Date)
 
 
 def _compute_digests(frame: pl.DataFrame) -> pl.Series:
-    """Return the digest of each record: its id, or a hash of its text where the id is null or ""."""
+    """Compute the digest of each record: its id, or a hash of its text if the id is null or ""."""
     ids = frame["id"]
     has_no_id = ids.is_null() | (ids == "")
     rows_without_id = has_no_id.arg_true()  # their row numbers
     if rows_without_id.is_empty():
         return ids
+
     texts_without_id = frame["text"].gather(rows_without_id)
     hashes = _compute_text_hashes(texts_without_id)
     if len(hashes) == len(ids):  # no record has an id; `scatter` cannot write into a column of nulls

@@ -69,19 +69,26 @@ def is_tar(head: bytes) -> bool:
 
 
 def describe_kind(head: bytes) -> str | None:
-    """Return what a file is in place of records, with a remedy: "an archive of tar; unpack it".
+    """Describe what a file is if it does not hold records, and what to do: "an archive of tar; unpack it".
 
-    head: its first bytes, decompressed. Returns None if they do not show it.
+    Args:
+        head: The first bytes of the file, decompressed.
+
+    Returns:
+        The description, or None if the first bytes do not show what the file is.
     """
     compression = find_compression(head)
     if compression is not None:
         return f"{compression}; unpack it or compress it once, with gzip or zstd"
+
     if is_tar(head):
         return "an archive of tar; unpack it"
+
     encoding = _find_wide_encoding(head)
     if encoding is not None:
         remedy = f"write UTF-8, as `iconv -f UTF-{encoding} -t UTF-8` does"
         return f"UTF-{encoding[:2]} without a byte order mark; {remedy}"
+
     if head.lstrip().startswith(b"<"):
         return "HTML or XML, such as the error page of a download"
     return _describe_other_file(head)
@@ -102,9 +109,11 @@ def _find_wide_encoding(head: bytes) -> str | None:
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a file in UTF-8, without its byte order mark if it has one.
+    """Read the text of a UTF-8 file, without a byte order mark.
 
-    Raises OSError, and ValueError for a file that is no text; its message says what the file is, if that is known.
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is not text. The message says what it is, if that is known.
     """
     head = _read_first_bytes(file)
     try:
@@ -112,6 +121,7 @@ def text_of(file: Path) -> str:
     except UnicodeDecodeError as error:
         description = _describe_compression(head) or describe_kind(head) or f"no UTF-8: {error}"
         raise ValueError(f"it is {description}") from error
+
     # The first bytes of other kinds prove nothing: a text may begin with a word such as ORC.
     is_certainly_no_text = head.startswith(GIT_LFS) or "\0" in text[:HEAD_BYTES]
     if is_certainly_no_text:
@@ -134,18 +144,22 @@ def _describe_compression(head: bytes) -> str | None:
 
 
 def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
-    """Yield the decompressed content of a file in blocks of about BLOCK_BYTES.
+    """Read a file in decompressed blocks of about BLOCK_BYTES.
 
-    kind: "gzip", "zstd", or None for a file that is not compressed.
+    A file may consist of several gzip members or zstd frames. Zeros after the last gzip member are skipped.
 
-    A file may consist of several gzip members or zstd frames. Zeros after the last gzip member are padding.
+    Args:
+        stream: The opened file.
+        kind: "gzip" or "zstd", or None for a file that is not compressed.
 
-    Raises ShardFault, after the blocks before the damage: truncated_gzip, corrupt_gzip, truncated_zstd, corrupt_zstd,
-    unsupported_compression.
+    Raises:
+        ShardFault: The data is damaged or cannot be read (truncated_gzip, corrupt_gzip, truncated_zstd,
+            corrupt_zstd, unsupported_compression). The blocks before the damage are yielded first.
     """
     if kind == "zstd":
         yield from _join_pieces(_decompress_zstd(stream))
         return
+
     content = igzip.open(stream) if kind == "gzip" else stream  # type: ignore[no-untyped-call]
     try:
         while block := content.read(BLOCK_BYTES):
@@ -164,9 +178,14 @@ def _build_shard_fault(state: str, kind: str) -> ShardFault:
 
 
 def _join_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield consecutive pieces joined to blocks of at least BLOCK_BYTES; the last may be smaller, or empty."""
+    """Join consecutive pieces to blocks of at least BLOCK_BYTES.
+
+    Yields:
+        The blocks. The last one may be smaller, or even empty.
+    """
     waiting: list[bytes] = []  # pieces of the next block
     waiting_bytes = 0
+
     for piece in pieces:
         waiting.append(piece)
         waiting_bytes += len(piece)
@@ -178,9 +197,11 @@ def _join_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _decompress_zstd(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the decompressed content of a zstd file, a piece per ZSTD_STEP.
+    """Decompress a zstd file in steps of ZSTD_STEP compressed bytes.
 
-    Raises ShardFault: corrupt_zstd, truncated_zstd, unsupported_compression.
+    Raises:
+        ShardFault: The file is damaged (corrupt_zstd, truncated_zstd), or needs a dictionary
+            (unsupported_compression).
     """
     try:
         yield from _decompress_zstd_frames(stream)
@@ -192,12 +213,15 @@ def _decompress_zstd(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _decompress_zstd_frames(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the decompressed content of a zstd file, frame after frame.
+    """Decompress a zstd file, frame after frame.
 
-    Raises ZstdError for damaged content, and ShardFault truncated_zstd if the last frame has no end.
+    Raises:
+        ZstdError: The content is damaged.
+        ShardFault: The last frame has no end (truncated_zstd).
     """
     decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
     unread = stream.read(ZSTD_STEP)  # compressed bytes that are not decompressed yet
+
     while unread:  # once per frame
         frame = decompressor.decompressobj()
         while unread and not frame.eof:

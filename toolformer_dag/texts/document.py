@@ -46,7 +46,7 @@ YEAR_FOLDER = re.compile(f"/{YEAR}(?=/)")
 
 
 def find_date_in_url(url: str, latest: date) -> date | None:
-    """Return the day in a URL; None if it is absent, impossible, before 1990 or later than `latest`.
+    """Find the day in a URL.
 
     The first form that matches decides:
 
@@ -55,19 +55,25 @@ def find_date_in_url(url: str, latest: date) -> date | None:
     3. `20170309` between `/`, `-`, `_` or `.`
     4. `/2017/0309/`
 
-    Dates that the folders contradict are ignored: `/2015/01/minutes-2014-12-16/`.
+    A date is ignored if the folders contradict it, as in `/2015/01/minutes-2014-12-16/`.
+
+    Returns:
+        The day. None if there is none, if it is impossible, before 1990 or later than `latest`.
     """
     # Not covered: year and month alone, a day before a title (`/2017/03/10-tips/`), day first, dots, timestamps.
     path = _parse_path(url)
     match = _find_first_date(path)
     if match is None:
         return None
+
     day = _parse_day(match)
     if day is None or day > latest:
         return None
+
     is_of_folders = match.re is FOLDERS
     if _is_contradicted(day, path, is_of_folders=is_of_folders):
         return None
+
     return day
 
 
@@ -85,17 +91,19 @@ def _parse_path(url: str) -> str:
 
 
 def _is_contradicted(day: date, path: str, *, is_of_folders: bool) -> bool:
-    """Return whether folders of a path name another year or month than the date in it.
+    """Check whether folders of a path name another year or month than the date in it.
 
-    - `/2015/01/minutes-2014-12-16/`: yes, by another year and month.
-    - `/2015/minutes-2014-12-16/`: yes, by another year.
-    - `/2016/2015/12/03/`: no. A year alone does not count if the date is made of folders.
+    - `/2015/01/minutes-2014-12-16/`: yes, another year and month
+    - `/2015/minutes-2014-12-16/`: yes, another year
+    - `/2016/2015/12/03/`: no, because a year alone does not count if the date itself is made of folders
     """
     month_folders = YEAR_AND_MONTH.search(path)
     if month_folders is not None and _parse_year_and_month(month_folders) != (day.year, day.month):
         return True
+
     if is_of_folders:
         return False
+
     years_of_folders = [int(folder["year"]) for folder in YEAR_FOLDER.finditer(path)]
     return any(year != day.year for year in years_of_folders)
 

@@ -165,17 +165,24 @@ def format_dotted_path(steps: Steps) -> str:
 
 
 def choose_layout(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Layout:
-    """Return where the records of a shard keep each field; `records` are its first ones.
+    """Find out where the records of a shard keep each field.
 
-    Raises ShardFault: unknown_format, or missing_field if none of these records has a field that the settings name or
-    the format requires.
+    Args:
+        choice: What the settings say about the format.
+        records: The first records of the shard.
+
+    Raises:
+        ShardFault: No format fits (unknown_format), or none of these records has a field that the settings
+            name or the format requires (missing_field).
     """
     chosen_paths = dict(choice.fields)  # field -> the path that the settings name
+
     corpus_format = BY_NAME.get(choice.format) or _find_matching_format(records)  # AUTO is the name of no format
     if corpus_format is None and "text" in chosen_paths:  # the settings name the one path that every record needs
         corpus_format = CorpusFormat(name="fields", recognized_by=(), fields={})
     if corpus_format is None:
         raise _build_unknown_format_fault(records)
+
     return _build_layout(corpus_format, chosen_paths, records)
 
 
@@ -197,19 +204,25 @@ def _find_matching_format(records: Sequence[Mapping[str, Any]]) -> CorpusFormat 
 def _build_layout(
     corpus_format: CorpusFormat, chosen_paths: Mapping[str, str], records: Sequence[Mapping[str, Any]]
 ) -> Layout:
-    """Return where the records of a shard keep each field of a document (text, url, date, ...).
+    """Determine where the records of a shard keep each field of a document, such as text, url and date.
 
-    chosen_paths: field -> the path that the settings name in place of the format's.
+    Args:
+        corpus_format: The format of the records.
+        chosen_paths: For some fields, the path that the settings name in place of the format's paths.
+        records: The first records of the shard.
 
-    Raises ShardFault missing_field if no record has a required or chosen field.
+    Raises:
+        ShardFault: None of these records has a required or chosen field (missing_field).
     """
     paths = _group_paths_by_field(corpus_format, chosen_paths)  # field -> its dotted paths
+
     # A record is refused for a value of these that is no text; in other fields such a value counts as null.
     strict = frozenset({*corpus_format.required, *chosen_paths})
     for field, field_paths in paths.items():
         if field in strict:
             source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
             _check_has_field(records, field, field_paths, source)
+
     # Steps are a path's keys and indices: ("meta", "url") or ("meta.url",) for "meta.url", as the records have it.
     steps = {field: _find_steps_of_paths(field_paths, records) for field, field_paths in paths.items()}
     return Layout(format=corpus_format.name, steps=steps, required=corpus_format.required, strict=strict)
@@ -232,9 +245,20 @@ def _find_steps_of_paths(paths: Sequence[str], records: Sequence[Mapping[str, An
 
 
 def _check_has_field(records: Sequence[Mapping[str, Any]], field: str, paths: Sequence[str], source: str) -> None:
-    """Raise ShardFault missing_field if no record has a field. source: the setting or format that names its paths."""
+    """Check that at least one of the first records of a shard has a field.
+
+    Args:
+        records: The first records.
+        field: The name of the field.
+        paths: The dotted paths at which the field may be.
+        source: The setting or format that names these paths, for the message.
+
+    Raises:
+        ShardFault: No record has the field (missing_field).
+    """
     if any(_find_steps_in_records(records, path) for path in paths):
         return
+
     listed_paths = " or ".join(paths)
     present_fields = format_names(_iter_field_names(records))
     raise ShardFault(
@@ -258,19 +282,23 @@ def _split_path(path: str) -> Steps:
 
 
 def find_steps_to(record: Any, path: str) -> Steps | None:
-    """Return the steps by which a dotted path leads to a value in a record; None if it leads nowhere.
+    """Find the keys and list indices by which a dotted path leads to a value in a record.
 
-    `a.b` is ("a.b",) in `{"a.b": 1}`, and ("a", "b") in `{"a": {"b": 1}}` and `{"a": '{"b": 1}'}`.
+    Returns:
+        The steps, or None if the path leads nowhere. The path `a.b` has the steps ("a.b",) in `{"a.b": 1}`, and
+        ("a", "b") in `{"a": {"b": 1}}` and in `{"a": '{"b": 1}'}`, where a text holds JSON.
     """
     record = parse_if_json(record)  # parses a text that holds JSON
     if isinstance(record, Mapping) and path in record:  # keys may hold dots
         return (path,)
+
     name, dot, rest = path.partition(".")
     step = _find_step_into(record, name)
     if step is None:
         return None
     if not dot:
         return (step,)
+
     steps_below = find_steps_to(record[step], rest)
     return (step, *steps_below) if steps_below else None
 
@@ -301,11 +329,16 @@ def value_at(record: Any, steps: Steps, absent: Any = None) -> Any:
 
 
 def get_values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> list[Any]:
-    """Follow a path into each record: ("meta", "url") reads record["meta"]["url"].
+    """Follow a path into each record: for ("meta", "url") read record["meta"]["url"].
 
-    Returns a value per record: `absent` if a key is missing, Unread where the path leads into something that is
-    neither an object nor a list.
+    Args:
+        steps: The path, as keys and list indices.
+        absent: What is returned for a record that lacks a key, or has null on the way.
+
+    Returns:
+        A value per record. It is Unread if the path leads into something that is not an object or a list.
     """
+
     values: Sequence[Any] = records
     for step in steps:
         if isinstance(step, str):
@@ -320,15 +353,22 @@ def get_values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> l
 
 
 def _get_value_below(value: Any, step: str | int, absent: Any) -> Any:
-    """Return what a value has under a step, which is a key of an object or an index of a list.
+    """Follow one step of a path: read a key of an object, or an index of a list.
 
-    Returns `absent` if the value is null or lacks the step. Returns Unread, which stands for a value that cannot be
-    reached, for a key of anything but an object and for an index of anything but a list.
+    Args:
+        value: What the earlier steps led to. A text that holds JSON is parsed.
+        step: The key or index.
+        absent: What is returned if the value is null or lacks the step.
+
+    Returns:
+        The value. It is Unread, which stands for a value that cannot be reached, for a key of anything but an
+        object and for an index of anything but a list.
     """
     if isinstance(value, Unread):  # an earlier step failed
         return value
     if value is None or value is absent:
         return absent
+
     container = parse_if_json(value)  # parses a text that holds JSON
     match step:
         case str() if isinstance(container, dict):
@@ -340,15 +380,18 @@ def _get_value_below(value: Any, step: str | int, absent: Any) -> Any:
 
 
 def parse_if_json(value: Any) -> Any:
-    """Parse text that holds an object or a list as JSON; return any other value unchanged.
+    """Parse a text that holds a JSON object or list, and return any other value unchanged.
 
-    {"url": "a"} for '{"url": "a"}', as some corpora have their metadata.
+    Example:
+        '{"url": "a"}' becomes {"url": "a"}. Some corpora store their metadata in this form.
     """
     if not isinstance(value, str | bytes):
         return value
+
     first_character = value.lstrip()[:1]
     if first_character not in ("{", "[", b"{", b"["):
         return value
+
     try:
         text = value if isinstance(value, str) else value.decode()
         return read_json(text)
@@ -370,10 +413,15 @@ def whole_text(text: str) -> str:
 
 
 def format_names(names: Iterable[str]) -> str:
-    """List the distinct names of fields for a message, in their order: "text, id and 3 more"; "none" without any."""
+    """List the distinct names of fields for a message, in their order.
+
+    Returns:
+        For example "text, id and 3 more", or "none" without any name.
+    """
     distinct = list(dict.fromkeys(names))
     if not distinct:
         return "none"
+
     listed = ", ".join(distinct[:MOST_LISTED_NAMES])
     if len(distinct) > MOST_LISTED_NAMES:
         return f"{listed} and {len(distinct) - MOST_LISTED_NAMES} more"

@@ -20,18 +20,23 @@ _QUOTE_OR_BRACKET = re.compile(r'["()\[\]]')
 
 
 def input_end(text: str, start: int = 0) -> int | None:
-    """Return the offset from which the closing marker of a call may be searched.
+    """Find the offset from which the closing marker of a call is to be searched.
 
-    Without named arguments, as in "QA(Who?)", this is `start`, where the call's name begins. With named arguments:
+    Args:
+        start: The offset at which the call's name begins.
 
-    - after their ")": 12 for 'W(city="a]") -> b'
-    - at a "]" that closes no list, where the call breaks off: 8 for "W(days=1] b"
-    - `start` at any other bracket, which JSON does not have there: "W(days=f(1))"
-    - None if `text` ends before such a bracket: 'W(city="a]'
+    Returns:
+        `start` for an input without named arguments, such as "QA(Who?)". With named arguments:
+
+        - the offset after their ")", which is 12 for 'W(city="a]") -> b'
+        - the offset of a "]" that closes no list, where the call breaks off: 8 for "W(days=1] b"
+        - `start` if another bracket shows that they are not JSON, as in "W(days=f(1))"
+        - None if the text ends before any such bracket, as in 'W(city="a]'
     """
     opening = NAMED.match(text, start)
     if opening is None:  # no named arguments
         return start
+
     open_lists = 0
     for string_or_bracket in _STRING_OR_BRACKET.finditer(text, opening.end()):
         if string_or_bracket["open"] is not None:  # a string without its closing quote
@@ -51,23 +56,36 @@ def input_end(text: str, start: int = 0) -> int | None:
 
 
 def find_behind_input(sign: str, text: str, start: int = 0) -> int:
-    """Return the offset of the first `sign`, such as "]" or "->", after a call's input; -1 without one.
+    """Find the first `sign`, such as "]" or "->", after the input of a call.
 
-    start: where the call's name begins.
+    Args:
+        sign: What is searched.
+        start: The offset at which the call's name begins.
+
+    Returns:
+        The offset of the sign, or -1 if it does not occur.
     """
     end = input_end(text, start)
     return -1 if end is None else text.find(sign, end)
 
 
 def input_ends(text: str, starts: Collection[int]) -> dict[int, int | None]:
-    """Return from where the closing marker of each call in a text may be searched: start of a call's name -> offset.
+    """Find, for each call in a text, the offset from which its closing marker is to be searched.
 
-    An offset is None if named arguments do not end. All calls take linear time together; a loop over `input_end`, which
-    returns the same for one call, could read a long string once per call.
+    The results are the same as with `input_end` for one call after the other, but the time is linear. A loop over
+    `input_end` could read a long string once per call.
+
+    Args:
+        starts: The offsets at which the names of the calls begin.
+
+    Returns:
+        An offset for each of `starts`, or None if the named arguments of this call do not end.
     """
     ends: dict[int, int | None] = {start: start for start in starts}  # for inputs without named arguments
+
     openings = [NAMED.match(text, start) for start in starts]
     with_named_arguments = [opening for opening in openings if opening is not None]
+
     brackets = _find_deciding_brackets(text, [opening.end() for opening in with_named_arguments])
     for opening in with_named_arguments:
         start = opening.start()
@@ -89,10 +107,16 @@ class _Bracket(NamedTuple):
 
 
 def _find_end_of_arguments(bracket: _Bracket, start: int) -> int | None:
-    """Return where the named arguments of a call end; None if they do not end.
+    """Find out where the named arguments of a call end.
 
-    bracket: the first bracket of the arguments that stands in no string and belongs to no list such as `[1, 2]`.
-    start: where the call's name begins; returned if the bracket shows that these are no named arguments.
+    Args:
+        bracket: The first bracket after the beginning of the arguments that is not in a string or part of a
+            list such as `[1, 2]`.
+        start: The offset at which the call's name begins.
+
+    Returns:
+        The offset after the end. None if the arguments do not end, and `start` if the bracket shows that these
+        are no named arguments.
     """
     match bracket.sign:
         case "":  # W(days=1, where the text ends
@@ -105,16 +129,21 @@ def _find_end_of_arguments(bracket: _Bracket, start: int) -> int | None:
 
 
 def _find_deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _Bracket]:
-    """Return for each offset the bracket that decides where arguments which begin there end: offset -> bracket.
+    """Find, for each offset, the bracket that decides where arguments that begin there end.
 
-    This is the first bracket after the offset that stands in no string and belongs to no list: the ")" of
-    'city="(]", days=[1, 2])' for offset 0. The offsets stand in no string. The text is read once, backwards.
+    This is the first bracket after the offset that is not in a string or part of a list. For offset 0 of
+    'city="(]", days=[1, 2])' it is the ")" at the end. The text is read only once, backwards.
+
+    Args:
+        offsets: Offsets in the text, none of them inside a string.
     """
     if not offsets:
         return {}
+
     remaining_offsets = sorted(offsets)
     brackets: dict[int, _Bracket] = {}
     scan = _BackwardScan(text)  # knows the deciding bracket for its position, which moves to the front
+
     positions = [match.start() for match in _QUOTE_OR_BRACKET.finditer(text)]
     for position in reversed(positions):
         # Offsets between this quote or bracket and the one after it have the scan's present bracket.
@@ -123,6 +152,7 @@ def _find_deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _B
         if not remaining_offsets:
             break
         scan.step_before(position)
+
     for offset in remaining_offsets:  # before the first quote or bracket
         brackets[offset] = scan.bracket_if_outside
     return brackets
@@ -143,13 +173,17 @@ class _BackwardScan:
         self.bracket_if_inside = self.bracket_if_outside
 
     def step_before(self, position: int) -> None:
-        """Move before the quote or bracket at `position`, the next one to the front; update the deciding bracket.
+        """Move before the quote or bracket at `position`, and update the deciding bracket.
 
-        The deciding bracket is the first one after a position that belongs to no list such as `[1, 2]`. Inside a string
-        brackets are text, so that only `bracket_if_outside` changes at a bracket.
+        The deciding bracket is the first bracket after the current position that is not part of a list such as
+        `[1, 2]`. Inside a string, brackets are mere text, so a bracket changes only `bracket_if_outside`.
+
+        Args:
+            position: The offset of the next quote or bracket towards the beginning of the text.
         """
         sign = self._text[position]
         following = self.bracket_if_outside  # decides right after this quote or bracket
+
         match sign:
             case '"':
                 self._step_before_quote(position)

@@ -86,18 +86,23 @@ class TextUnits:
         return TextUnits(ends, _find_ends_of_spelled_numbers(units), _collect_names(units))
 
     def ahead(self, offset: int, input: str) -> list[str]:
-        """Return the numbers and names of a call's input that the text has only after the call.
+        """List the numbers and names in a call's input that the text has only after the call.
 
-        ["5"] for the input "24 * 5" before "= 5" in "It is 24 times = 5".
+        Example:
+            In "It is 24 times = 5", the input "24 * 5" of a call before "= 5" gives ["5"].
 
-        offset: the character at which x_i, the token after the call, begins.
+        Args:
+            offset: The offset of x_i, the token after the call.
+            input: The input of the call.
         """
         # Not covered: numbers that are words in the input, names in scripts without capitals or in another spelling.
         later_units: dict[str, str] = {}  # key (equal for "1,240.50" and "1240.5") -> as the input has it first
+
         for unit in _iter_units(input):  # its numbers and words
             is_relevant = unit.is_number or unit.key in self.names  # the text's names
             if is_relevant and self._is_only_after(offset, unit.key):
                 later_units.setdefault(unit.key, unit.written)
+
         return list(later_units.values())
 
     def _is_only_after(self, offset: int, key: str) -> bool:
@@ -120,13 +125,15 @@ def _find_ends_of_spelled_numbers(units: Sequence[Unit]) -> dict[str, int]:
 
 
 def _collect_names(units: Sequence[Unit]) -> frozenset[str]:
-    """Return the keys of the units that are names: two characters or more, always a capital, not in NEVER_NAMES."""
+    """Collect the keys of words that are names: two characters or more, always with a capital, not in NEVER_NAMES."""
     with_capital: set[str] = set()
     without_capital: set[str] = set()
+
     for unit in units:
         has_capital = unit.written[0].isupper()
         keys = with_capital if has_capital else without_capital
         keys.add(unit.key)
+
     always_with_capital = with_capital - without_capital - NEVER_NAMES
     return frozenset(key for key in always_with_capital if len(key) > 1)
 

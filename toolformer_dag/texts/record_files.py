@@ -43,19 +43,21 @@ class NumberedRecord(NamedTuple):
 
 
 def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
-    """Yield the records of a file in their order; for a line that is not JSON, yield a Rejection in its place.
+    """Read the records of a file in their order.
 
-    The file is Parquet, JSON lines, or a single JSON document (a list of records, or a record). It may be compressed
-    with gzip or zstd. Blank lines are skipped. Reasons of rejections: not_json, not_utf8, line_too_long.
+    The file is Parquet, JSON lines, or a single JSON document (a list of records, or one record). It may be compressed
+    with gzip or zstd. Blank lines are skipped. The memory needed is a block of 16 MB and a line, or the whole file
+    if it is a single JSON document.
 
-    Memory: a block of 16 MB and a line, or the whole file if it is a single JSON document.
+    Yields:
+        The records. In place of a line that is not a record, a Rejection (not_json, not_utf8 or line_too_long).
 
-    Raises ShardFault, after the records before the fault, if nothing of the file may be used:
-    - it is damaged, or a library fails while it is read (unreadable_data)
-    - it is in no form that is read (not_json_lines)
-    - it is a JSON list of more than LARGEST_DOCUMENT bytes (document_too_large)
-
-    Raises ShardError if it is missing or cannot be read now.
+    Raises:
+        ShardFault: Nothing of the file may be used, although earlier records were yielded:
+            - it is damaged, or a library fails while it is read (unreadable_data)
+            - it has none of these forms (not_json_lines)
+            - it is a JSON list of more than LARGEST_DOCUMENT bytes (document_too_large)
+        ShardError: The file is missing, or cannot be read at the moment.
     """
     try:
         require_regular(path)
@@ -69,7 +71,11 @@ def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
 
 
 def _iter_stream_records(path: Path, stream: "BufferedReader[RawIOBase]") -> Iterator[NumberedRecord | Rejection]:
-    """Yield the records of an opened file; its first bytes show whether it is Parquet or JSON. Raises ShardFault."""
+    """Read the records of an opened file. Its first bytes show whether it is Parquet or JSON.
+
+    Raises:
+        ShardFault: The file cannot be used.
+    """
     head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
     if head.startswith(parquet_shards.MAGIC):
         yield from _iter_parquet_records(require_whole_parquet(path, stream))
@@ -79,7 +85,11 @@ def _iter_stream_records(path: Path, stream: "BufferedReader[RawIOBase]") -> Ite
 
 
 def _iter_parquet_records(source: Path | IO[bytes]) -> Iterator[NumberedRecord]:
-    """Yield the rows of a Parquet file, numbered from 1. Raises ShardFault."""
+    """Read the rows of a Parquet file, numbered from 1.
+
+    Raises:
+        ShardFault: The file is damaged.
+    """
     number = 0
     with open_parquet(source) as file:
         for batch in file.iter_batches(estimate_rows_per_batch(file), use_threads=False):
@@ -89,14 +99,21 @@ def _iter_parquet_records(source: Path | IO[bytes]) -> Iterator[NumberedRecord]:
 
 
 def _iter_json_records(content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
-    """Return the records of JSON lines or of a single JSON document. content: in blocks, decompressed.
+    """Read the records of a file that holds JSON lines or a single JSON document.
 
-    Raises ShardFault not_json_lines, document_too_large.
+    Args:
+        content: The file in decompressed blocks.
+
+    Raises:
+        ShardFault: The file has another form (not_json_lines), or is a JSON list that is too large
+            (document_too_large).
     """
     first_block = next(content, b"")
+
     kind = describe_kind(first_block[:HEAD_BYTES])
     if kind is not None:
         raise ShardFault("not_json_lines", f"the content is {kind}")
+
     if _has_object_in_first_line(first_block):
         return _iter_line_records(chain([first_block], content))
     return _iter_document_or_line_records(first_block, content)
@@ -105,13 +122,19 @@ def _iter_json_records(content: Iterator[bytes]) -> Iterator[NumberedRecord | Re
 def _iter_document_or_line_records(
     first_block: bytes, content: Iterator[bytes]
 ) -> Iterator[NumberedRecord | Rejection]:
-    """Return the records of content that is parsed as a whole if it is not too large, else line by line.
+    """Read the records of a file that is parsed as a whole if it is not too large, and else line by line.
 
-    Raises ShardFault document_too_large for a JSON list of more than LARGEST_DOCUMENT bytes.
+    Args:
+        first_block: The first block of the file.
+        content: The blocks after it.
+
+    Raises:
+        ShardFault: The file is a JSON list of more than LARGEST_DOCUMENT bytes (document_too_large).
     """
     beginning, next_block = _read_beginning(
         first_block, content
     )  # the content up to LARGEST_DOCUMENT, and what comes next
+
     if next_block is None:  # `beginning` is the whole content
         return _iter_document_records(beginning)
     if beginning.lstrip().startswith(b"["):
@@ -123,22 +146,27 @@ def _iter_document_or_line_records(
 
 
 def _iter_document_records(content: bytes) -> Iterator[NumberedRecord | Rejection]:
-    """Yield the items of a JSON list, or another JSON value as the only record; read other content as JSON lines."""
+    """Read the items of a JSON list, or any other JSON value as the only record.
+
+    Content that is not one JSON value is read as JSON lines.
+    """
     try:
         document = parse_exact_json(content)
     except ValueError:
         yield from _iter_line_records([content])
         return
+
     records = document if isinstance(document, list) else [document]
     for number, record in enumerate(records, 1):
         yield NumberedRecord(number, record)
 
 
 def _has_object_in_first_line(block: bytes) -> bool:
-    """Return whether the first line of a block holds a JSON object; blank lines and a byte order mark are skipped."""
+    """Check whether the first line of a block holds a JSON object. Blank lines and a byte order mark are skipped."""
     first_line, _, _ = block.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
     if not first_line.startswith(b"{"):
         return False
+
     try:
         value = parse_exact_json(first_line)
     except ValueError:
@@ -154,19 +182,25 @@ class _LoadedContent(NamedTuple):
 
 
 def _read_beginning(first_block: bytes, content: Iterator[bytes]) -> _LoadedContent:
-    """Read blocks of `content` until it ends, or until it has more than LARGEST_DOCUMENT bytes."""
+    """Read blocks of `content` until it ends, or until LARGEST_DOCUMENT bytes would be exceeded."""
     loaded_blocks = [first_block]
     total_bytes = len(first_block)
+
     for block in content:
         total_bytes += len(block)
         if total_bytes > LARGEST_DOCUMENT:
             return _LoadedContent(b"".join(loaded_blocks), next_block=block)
         loaded_blocks.append(block)
+
     return _LoadedContent(b"".join(loaded_blocks), next_block=None)
 
 
 def _iter_line_records(content: Iterable[bytes]) -> Iterator[NumberedRecord | Rejection]:
-    """Yield the record of each line, or why it holds none, with the line's number; blank lines are skipped."""
+    """Read the record in each line, or find out why it holds none. Blank lines are skipped.
+
+    Yields:
+        A record with its line number, or a Rejection with the reason.
+    """
     number = 0
     for lines in iter_line_batches(content, LONGEST_LINE):
         for line in lines:

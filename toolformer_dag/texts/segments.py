@@ -51,18 +51,19 @@ class Piece:
 
 
 def pieces(text: str, max_tokens: int, count_tokens: TokenCounter) -> Iterator[Piece]:
-    """Cut a document into pieces of 1 to `max_tokens` tokens, each of as many whole paragraphs as fit.
+    """Cut a document into pieces of 1 to `max_tokens` tokens, each with as many whole paragraphs as fit.
 
     - A document that fits stays whole.
-    - A paragraph that is too long is cut after sentences; a sentence that is too long is cut between words.
-    - A word that is too long becomes a piece with more tokens. All text between pieces is white space.
+    - A paragraph that is too long is cut after sentences, and a sentence that is too long between words.
+    - A word that is too long becomes a piece of its own, with more tokens.
 
-    `count_tokens` reads the document about twice.
+    All text between pieces is white space. `count_tokens` reads the document about twice.
     """
     cutter = _Cutter(text, max_tokens, count_tokens)
     whole_text = _Span(0, len(text))
     paragraph_spans = _split_span(text, whole_text, PARAGRAPHS)
     fitting_pieces = list(cutter.fitting(paragraph_spans, (SENTENCES, WORDS)))
+
     groups = cutter.groups(fitting_pieces)
     return cutter.joined(groups)
 
@@ -76,7 +77,7 @@ def segments(text: str, places: Iterable[tuple[int, int]]) -> list[Segment]:
 
 
 def paragraphs(texts: Sequence[Segment]) -> list[Segment]:
-    """Return the paragraphs of segments of one document, as segments that are numbered from 0."""
+    """Cut segments of one document into paragraphs, which are numbered from 0 through all segments."""
     result: list[Segment] = []
     for segment in texts:
         whole_segment = _Span(0, len(segment.text))
@@ -87,9 +88,16 @@ def paragraphs(texts: Sequence[Segment]) -> list[Segment]:
 
 
 def _split_span(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
-    """Return the parts of a span between the matches of `gap`, stripped of white space, without empty ones.
+    """Split a part of a text at each match of a pattern.
 
-    [(0, 2), (3, 4)] for the text "ab c", the span (0, 4) and the gap WORDS.
+    The parts are stripped of white space, and empty ones are left out.
+
+    Args:
+        span: The part of it that is split.
+        gap: The pattern of what is between two parts.
+
+    Returns:
+        For the text "ab c", the span (0, 4) and the gap WORDS: [(0, 2), (3, 4)]
     """
     parts = []
     start = span.start
@@ -97,6 +105,7 @@ def _split_span(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
         parts.append(_Span(start, match.start()))
         start = match.end()
     parts.append(_Span(start, span.end))
+
     stripped = [_strip_span(text, part) for part in parts]
     return [part for part in stripped if part.start < part.end]
 
@@ -110,9 +119,10 @@ def _strip_span(text: str, span: _Span) -> _Span:
 
 
 def _split_piece(text: str, piece: Piece) -> list[Piece]:
-    """Return the sentences of a piece, or the words of a piece of one sentence, or the piece itself if it is a word.
+    """Split a piece into its sentences, or into words if it is a single sentence.
 
-    The parts have 0 tokens, because they are not counted yet.
+    Returns:
+        The parts, with 0 tokens because these are not counted yet. For a single word, the piece itself.
     """
     for gap in (SENTENCES, WORDS):
         spans = _split_span(text, _Span(piece.start, piece.end), gap)
@@ -130,11 +140,18 @@ class _Cutter:
     count_tokens: TokenCounter
 
     def fitting(self, spans: Sequence[_Span], cuts: Sequence[re.Pattern[str]]) -> Iterator[Piece]:
-        """Yield spans of the text as pieces; a span that is too long is cut at the first of `cuts`, then at the next.
+        """Turn parts of the text into pieces, and cut those parts that have too many tokens.
 
-        Parts that are still too long after the last of `cuts` are yielded nevertheless.
+        Args:
+            spans: The parts.
+            cuts: Patterns of places to cut at. The first is used for parts that are too long, and the next for
+                what is still too long after that.
+
+        Yields:
+            The pieces. After the last pattern they are yielded even if they are too long.
         """
         counts = self._count_tokens_of_spans(spans)
+
         for span, tokens in zip(spans, counts, strict=True):
             if tokens <= self.max_tokens or not cuts:
                 yield Piece(span.start, span.end, tokens)
@@ -149,12 +166,14 @@ class _Cutter:
         return self.count_tokens(texts)
 
     def groups(self, pieces: list[Piece]) -> list[list[Piece]]:
-        """Pack consecutive pieces into groups of at most `max_tokens` tokens, each as full as it can be.
+        """Pack consecutive pieces into groups of at most `max_tokens` tokens, each as full as possible.
 
-        Pieces of 3, 4 and 5 tokens give the groups [3, 4] and [5] with 8 as the maximum.
+        Example:
+            With 8 as the maximum, pieces of 3, 4 and 5 tokens give the groups [3, 4] and [5].
         """
         if self._fit_together(pieces):
             return [pieces]
+
         groups: list[list[Piece]] = []
         tokens_left = 0  # that the last group may still take; below 0 after a piece that is too long
         for piece in pieces:
@@ -166,23 +185,28 @@ class _Cutter:
         return groups
 
     def _fit_together(self, pieces: list[Piece]) -> bool:
-        """Return whether all pieces have at most `max_tokens` tokens as one text, although their sum is larger."""
+        """Check whether all pieces fit into `max_tokens` as one text, although the sum of their tokens is larger."""
         # Many tokenizers add a token to each text. Sums of more than twice the maximum are not looked at.
         sum_of_tokens = sum(piece.tokens for piece in pieces)
         if not self.max_tokens < sum_of_tokens <= 2 * self.max_tokens:
             return False
+
         [joined] = self._unite_groups([pieces])
         return joined.tokens <= self.max_tokens
 
     def joined(self, groups: Sequence[Sequence[Piece]]) -> Iterator[Piece]:
-        """Yield each group of pieces as one piece; a group that is too long is halved until its parts fit.
+        """Join each group of pieces to one piece, and halve groups that turn out too long until their parts fit.
 
-        A single piece is halved between its sentences or words; a single word is yielded although it is too long.
+        A single piece that is too long is halved between its sentences or words.
+
+        Yields:
+            The joined pieces. A single word is yielded even if it is too long.
         """
         for group, united in zip(groups, self._unite_groups(groups), strict=True):
             if united.tokens <= self.max_tokens:
                 yield united
                 continue
+
             parts = group if len(group) > 1 else _split_piece(self.text, group[0])  # pieces, else sentences, else words
             if len(parts) == 1:  # a single word
                 yield united
@@ -192,10 +216,11 @@ class _Cutter:
                 yield from self.joined([first_half, second_half])
 
     def _unite_groups(self, groups: Sequence[Sequence[Piece]]) -> list[Piece]:
-        """Return each group of pieces as one piece, with the tokens counted anew."""
+        """Join each group of pieces to one piece, and count its tokens again."""
         spans = [_Span(group[0].start, group[-1].end) for group in groups]
         texts = [self.text[span.start : span.end] for span in spans]
         counts = self.count_tokens(texts)
+
         united = []
         for span, tokens in zip(spans, counts, strict=True):
             united.append(Piece(span.start, span.end, tokens))

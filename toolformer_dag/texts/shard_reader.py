@@ -59,23 +59,26 @@ def with_compressions(endings: Iterable[str]) -> tuple[str, ...]:
 
 
 def iter_shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Iterator[Batch]:
-    """Yield the documents of a shard in batches (columns.DOCUMENTS), with the rejections of lines without a document.
+    """Read the documents of a shard in batches (columns.DOCUMENTS), with the rejections of lines without a document.
 
-    choice: the format that the settings name; None to recognize it.
+    The memory needed is a few blocks of 16 MB, and 100 bytes per document for its digest.
 
-    Memory: a few blocks of 16 MB, and 100 bytes per document for its digest.
+    Args:
+        path: The file.
+        choice: The format that the settings name. It is recognized if this is None.
 
-    Raises ShardFault, after the documents before the fault, if nothing of the shard may be used:
-    - It is damaged: see `blocks`, `require_whole_parquet`, `iter_parquet_batches`.
-    - Its form is not known: unknown_format, missing_field, not_json_lines, web_archive, unsupported_compression.
-    - It is not what its name says: not_gzip, not_zstd, not_parquet.
-    - A library fails while it is read: unreadable_data, from `guard_from_library_errors`.
-    - It is empty: empty_shard.
-
-    Raises ShardError if the file is missing or cannot be read.
+    Raises:
+        ShardFault: Nothing of the shard may be used, although earlier documents were yielded:
+            - it is damaged (see `blocks`, `require_whole_parquet` and `iter_parquet_batches`)
+            - its form is not known: unknown_format, missing_field, not_json_lines, web_archive, unsupported_compression
+            - it is not what its name says: not_gzip, not_zstd, not_parquet
+            - a library fails while it is read: unreadable_data
+            - it is empty: empty_shard
+        ShardError: The file is missing or cannot be read.
     """
     path = Path(path)
     choice = choice or FormatChoice()
+
     try:
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
             raw_batches = _iter_raw_batches(path, stream, choice)  # the fields of each record as text
@@ -98,35 +101,49 @@ def _iter_raw_batches(path: Path, stream: "BufferedReader[RawIOBase]", choice: F
 
 
 def _iter_container_batches(content: Iterator[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Return the batches that the first container with a fitting magic reads from decompressed content."""
+    """Read decompressed content with the first container whose magic bytes it has."""
     first_block = next(content, b"")
     whole_content = chain([first_block], content)
+
     fitting = [container for container in CONTAINERS if first_block.startswith(container.magic, container.magic_at)]
     container = fitting[0]
+
     if container.format:
         choice = FormatChoice(container.format)
+
     return container.read(whole_content, choice)
 
 
 def compression(head: bytes, suffix: str) -> str | None:
-    """Return how a file that is not Parquet is compressed: "gzip", "zstd", or None if it is not.
+    """Find out how a file is compressed that is not Parquet.
 
-    head: its first bytes. suffix: the ending of its name, such as ".gz".
+    Args:
+        head: The first bytes of the file.
+        suffix: The ending of its name, such as ".gz".
 
-    Raises ShardFault: unsupported_compression, or not_gzip, not_zstd, not_parquet if only the suffix says so.
+    Returns:
+        "gzip", "zstd", or None for a file that is not compressed.
+
+    Raises:
+        ShardFault: The compression cannot be read (unsupported_compression), or only the name says that the
+            file is compressed or Parquet (not_gzip, not_zstd, not_parquet).
     """
     kind = find_compression(head)
     if kind not in (None, "gzip", "zstd"):
         detail = f"the file is {kind}; unpack it or compress it with gzip or zstd"
         raise ShardFault("unsupported_compression", detail)
+
     if not head:  # an empty file
         return None
+
     if kind is None and suffix in COMPRESSION_BY_ENDING:
         raise ShardFault(
             f"not_{COMPRESSION_BY_ENDING[suffix]}", f"the file is named {suffix} but {_describe_head(head)}"
         )
+
     if suffix == PARQUET:  # compressed or not: a Parquet file is never compressed as a whole
         raise ShardFault("not_parquet", f"the file is named .parquet but {_describe_head(head)}")
+
     return kind
 
 

@@ -65,9 +65,14 @@ def _hash_words(texts: Sequence[str]) -> _Words:
 
 
 def _iter_runs_by_length(words: _Words) -> Iterator[_Runs]:
-    """Hash every run of consecutive words within a text; yield all runs of 8 words, then all of 9, up to 13."""
+    """Hash all sequences of 8 consecutive words within a text, then all of 9, and so on up to 13.
+
+    Yields:
+        The sequences of each length from all texts.
+    """
     longest = min(PASSAGE_WORDS, len(words.hashes))
     run_hashes = words.hashes  # at each word, the hash of the run that begins there
+
     for length in range(2, longest + 1):
         # A run of `length` words is a run of one word less and the word after it.
         run_hashes = run_hashes[:-1] * FACTOR + words.hashes[length - 1 :]
@@ -97,11 +102,12 @@ class SharedPassages:
     words: list[int]
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Hash the passages of `texts` and group them by their number of words."""
+        """Index the passages of some texts, so that they can be found in other texts."""
         words = _hash_words(texts)
         words_per_text = np.bincount(words.text_of_word, minlength=len(texts))
         self.words = words_per_text.tolist()
         self._tables: dict[int, _PassageTable] = {}  # number of words -> the passages with so many
+
         for runs in _iter_runs_by_length(words):  # all sequences of 8 consecutive words, then all of 9, up to 13
             if runs.length == PASSAGE_WORDS:
                 passages = runs
@@ -112,9 +118,11 @@ class SharedPassages:
                 self._tables[runs.length] = _PassageTable(passages)
 
     def find_pairs_in(self, others: Sequence[str]) -> pl.DataFrame:
-        """Return a row for each pair of a text in `others` and a text of this object that share a passage.
+        """Find out which other texts share a passage with which texts of this object.
 
-        Columns: `place`, the index in `others`; `text`, the index of the text of this object. Sorted by both.
+        Returns:
+            A table with a row for each pair, sorted by both columns: `place`, the index of the text in `others`,
+            and `text`, the index of the text of this object.
         """
         pairs = [PAIR_COLUMNS.to_frame()]  # no rows, so that the columns are there without any pair
         if self._tables:  # number of words -> the passages of this object with so many
@@ -124,6 +132,7 @@ class SharedPassages:
                 if runs.length in self._tables:
                     passage_table = self._tables[runs.length]
                     pairs.append(passage_table.pairs(runs))
+
         return pl.concat(pairs).unique().sort(PAIR_COLUMNS.names())
 
 

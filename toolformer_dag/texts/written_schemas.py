@@ -63,9 +63,11 @@ PATTERN_SECONDS = 1.0
 
 
 def matches(pattern: str, value: str) -> bool:
-    """Return whether a regular expression matches somewhere in a text, in limited time.
+    """Check whether a regular expression matches anywhere in a text, in limited time.
 
-    Raises TimeoutError after PATTERN_SECONDS, and ValueError if `pattern` is not a regular expression.
+    Raises:
+        TimeoutError: The search took more than PATTERN_SECONDS.
+        ValueError: `pattern` is not a regular expression.
     """
     import polars as pl
     import regex
@@ -73,6 +75,7 @@ def matches(pattern: str, value: str) -> bool:
     contained = pl.Series([value]).str.contains(pattern, strict=False)[0]  # in linear time
     if contained is not None:  # None: polars' engine does not read the pattern, such as one with look-around
         return bool(contained)
+
     try:
         return regex.search(pattern, value, timeout=PATTERN_SECONDS) is not None
     except regex.error as error:
@@ -81,13 +84,21 @@ def matches(pattern: str, value: str) -> bool:
 
 @cache
 def unwritable(value_schema: str) -> str | None:
-    """Return why llguidance cannot compile a JSON schema (given as JSON), in its words; None if it can."""
+    """Find out why llguidance cannot compile a JSON schema.
+
+    Args:
+        value_schema: The schema, as JSON.
+
+    Returns:
+        The reason in llguidance's words, or None if it can compile the schema.
+    """
     from llguidance import LLMatcher
 
     grammar = f"%llguidance {{}}\nstart: v\nv: %json {value_schema}"  # admits the values of this schema
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if not failed:
         return None
+
     reason = _parse_compile_error(
         " ".join(messages)
     )  # "" for a message without a reason: only if the schema is too large
@@ -95,9 +106,13 @@ def unwritable(value_schema: str) -> str | None:
 
 
 def _parse_compile_error(message: str) -> str:
-    """Return llguidance's reason for not compiling a schema: 'Unimplemented keys: ["uniqueItems"]'; "" without one.
+    r"""Extract the reason from llguidance's message about a schema that it cannot compile.
 
-    message: "... failed to compile JSON schema: REASON while processing json-schema: ...\\n   1 | (the grammar)"
+    Args:
+        message: "... failed to compile JSON schema: REASON while processing json-schema: ...\n   1 | (the grammar)"
+
+    Returns:
+        A reason such as 'Unimplemented keys: ["uniqueItems"]', or "" if the message has none.
     """
     _, _, reason = message.partition("compile JSON schema: ")
     reason, _, _ = reason.partition("\n   1 |")
@@ -116,23 +131,29 @@ class WrittenValues(NamedTuple):
 
 @cache
 def build_value_schemas(text: str, names: tuple[str, ...]) -> WrittenValues:
-    """Return the schema of each argument of a call, by which decoding writes its value.
+    """Build a schema for each argument of a call, which decoding follows when it writes the value.
 
-    text: the tool's whole schema, as JSON. names: its arguments (`list_argument_names`).
+    Args:
+        text: The whole schema of the tool, as JSON.
+        names: The names of its arguments (see `list_argument_names`).
 
-    Raises ValueError for a reference that leads nowhere, a pattern that no engine reads, a multipleOf that is not
-    finite, patternProperties, and a required argument for which no value is valid.
+    Raises:
+        ValueError: The schema has patternProperties, a reference that leads nowhere, a pattern that no engine
+            reads or a multipleOf that is not finite, or no value is valid for a required argument.
     """
     schema = json.loads(text)
     copied = _copy_schema(schema)  # without keywords that llguidance cannot keep to
+
     schemas = {}
     for name in names:
         value_schema = copied.value_schema(name)
         if value_schema is not None:  # None: no value is valid
             schemas[name] = value_schema
+
     for name in schema.get("required") or ():
         if name not in schemas:
             raise ValueError(f"{name}: every call needs it, and no value fits")
+
     required_in_parts = _find_required_in_parts(copied, set(names))  # only parts such as `anyOf` name these arguments
     return WrittenValues(schemas, required_in_parts)
 
@@ -144,24 +165,31 @@ class _CopiedSchema(NamedTuple):
     shared: Mapping[str, Any]  # the schemas that it refers to, by name
 
     def value_schema(self, argument: str) -> str | None:
-        """Return an argument's schema as JSON that stands alone, for llguidance; None if no value is valid."""
+        """Build the schema of one argument as JSON that is complete without the rest of the tool's schema.
+
+        Returns:
+            The JSON for llguidance, or None if no value is valid for this argument.
+        """
         properties = self.root.get("properties") or {}
         schema = properties.get(argument, True)  # True: any value is valid
         if schema is False:
             return None
+
         keywords = schema if isinstance(schema, dict) else {}
         return json.dumps({**keywords, "$defs": self.shared, **_WRITTEN})
 
 
 def _copy_schema(schema: Mapping[str, Any]) -> _CopiedSchema:
-    """Copy a schema without the keywords that decoding leaves out: annotations, and what llguidance does not support.
+    """Copy a schema without the keywords that decoding ignores: annotations, and what llguidance does not support.
 
-    Raises ValueError, see `build_value_schemas`.
+    Raises:
+        ValueError: The schema cannot be used (see `build_value_schemas`).
     """
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012, specification_with
 
     dialect = specification_with(str(schema.get("$schema")), default=DRAFT202012)  # the version of JSON Schema
+
     copier = _SchemaCopier(dialect)
     resolver = Registry().resolver_with_root(dialect.create_resource(schema))  # looks up "$ref" in this schema
     root = copier.copy(schema, resolver)  # also collects the schemas that "$ref" leads to in `copier.shared`
@@ -181,25 +209,32 @@ class _SchemaCopier:
         self._names: dict[int, str] = {}  # id of a referred schema -> its name in `shared`
 
     def copy(self, schema: Any, resolver: Any) -> Any:
-        """Return a copy of a schema, or of a schema inside of it, with only the keywords that llguidance gets.
+        """Copy a schema, or a schema inside of it, with only the keywords that llguidance gets.
 
-        resolver: looks up the references in this schema; from the library `referencing`.
+        Args:
+            schema: The schema. True and False are schemas too.
+            resolver: Looks up the references in this schema. It is an object of the library `referencing`.
 
-        Raises ValueError for a reference that leads nowhere, and for patternProperties.
+        Raises:
+            ValueError: A reference leads nowhere, or the schema has patternProperties, or a keyword cannot be used.
         """
         if not isinstance(schema, dict):  # True and False are schemas too
             return schema
         if schema.get("patternProperties"):
             raise ValueError("its schema has patternProperties, whose names are matched without a limit of time")
+
         resource = self._dialect.create_resource(schema)
         inner_resolver = resolver.in_subresource(resource)  # an "$id" changes what is looked up
+
         copied = self._copy_keywords(schema, inner_resolver)
+
         reference = schema.get("$ref")
         if isinstance(reference, str):
             copied["$ref"] = self._share_referenced_schema(
                 reference, inner_resolver
             )  # "#/$defs/d0", a copy in `shared`
         self._check_dynamic_reference(schema, inner_resolver)  # raises ValueError if it leads nowhere
+
         return copied
 
     def _copy_keywords(self, schema: Mapping[str, Any], resolver: Any) -> dict[str, Any]:
@@ -217,7 +252,7 @@ class _SchemaCopier:
             self._share_referenced_schema(reference, resolver)
 
     def _copy_value(self, keyword: str, value: Any, resolver: Any) -> Any:
-        """Return a copy of a keyword's value, with copies of the schemas in it; a count of 3.0 becomes 3."""
+        """Copy the value of a keyword, with all schemas in it. A count such as 3.0 becomes 3."""
         if keyword in _KEYWORDS_WITH_NAMED_SCHEMAS:
             return {name: self.copy(schema, resolver) for name, schema in value.items()}
         if keyword in _KEYWORDS_WITH_SCHEMAS:
@@ -229,13 +264,18 @@ class _SchemaCopier:
         return value
 
     def _share_referenced_schema(self, reference: str, resolver: Any) -> str:
-        """Copy the schema that a reference leads to into `shared` once; return the new reference.
+        """Copy the schema that a reference leads to into `shared`, once, and return the new reference.
 
-        "#/$defs/d0" for "#/definitions/City". Raises ValueError if it leads nowhere.
+        Example:
+            "#/definitions/City" becomes "#/$defs/d0".
+
+        Raises:
+            ValueError: The reference leads nowhere.
         """
         target = _resolve_reference(reference, resolver)
         new_name = f"d{len(self._names)}"
         name = self._names.setdefault(id(target.contents), new_name)  # by identity: several references may lead to it
+
         if name not in self.shared:
             self.shared[name] = True  # a placeholder while it is copied, because it may refer to itself
             self.shared[name] = self.copy(target.contents, target.resolver)
@@ -243,7 +283,14 @@ class _SchemaCopier:
 
 
 def _resolve_reference(reference: str, resolver: Any) -> Any:
-    """Return what a reference leads to: `contents`, and a `resolver` for them. Raises ValueError without a target."""
+    """Look up what a reference in a schema leads to.
+
+    Returns:
+        An object with `contents`, and with a `resolver` for the references in them.
+
+    Raises:
+        ValueError: The reference leads nowhere.
+    """
     from referencing.exceptions import Unresolvable
 
     try:
@@ -253,14 +300,20 @@ def _resolve_reference(reference: str, resolver: Any) -> Any:
 
 
 def _find_required_in_parts(schema: _CopiedSchema, names: set[str]) -> set[str]:
-    """Return arguments that every call needs but that are not among `names`, the properties of the whole schema.
+    """Find arguments that every call needs but that are named only in parts of the schema, such as under `anyOf`.
 
-    {"id", "name"} for {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}. Of several such parts of the schema
-    the first counts, because one is enough to refuse the schema.
+    Args:
+        names: The arguments that the schema names as a whole.
+
+    Returns:
+        The arguments that are not in `names`. For {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]} these
+        are {"id", "name"}. Only the first such part of the schema is considered, because one is enough to
+        refuse the schema.
     """
     # Without any name the tool would seem to take no arguments, so the optional ones of the parts count too, as in
     # {"anyOf": [{"properties": {"id": {}}}]}.
     takes_no_arguments = not names
+
     for alternatives in _group_alternatives(schema.root):  # a call has to fit one alternative of each group
         unnamed_by_alternative = []
         for part in alternatives:
@@ -279,29 +332,38 @@ def _group_alternatives(root: Mapping[str, Any]) -> list[Iterable[Any]]:
 
 
 def _collect_required_names(part: Any, shared: Mapping[str, Any], *, or_all_properties: bool) -> set[str]:
-    """Return the arguments that a schema requires: {"id"} for {"required": ["id"], "properties": {"id": {}, "no": {}}}.
+    """Collect the arguments that a schema requires.
 
-    or_all_properties: if it requires none, return all its properties instead.
+    Args:
+        part: The schema, or a reference to a schema in `shared`.
+        shared: The schemas that may be referred to, by name.
+        or_all_properties: Whether to return all properties if none is required.
+
+    Returns:
+        For {"required": ["id"], "properties": {"id": {}, "no": {}}}: {"id"}
     """
     if isinstance(part, dict) and "$ref" in part:
         _, _, shared_name = part["$ref"].rpartition("/")  # of "#/$defs/d0"
         part = shared[shared_name]
     if not isinstance(part, dict):
         return set()
+
     if part.get("required"):
         return set(part["required"])
     return set(part.get("properties", ())) if or_all_properties else set()
 
 
 def _is_for_decoding(keyword: str, value: Any) -> bool:
-    """Return whether llguidance gets a keyword of a schema with this value.
+    """Check whether llguidance gets a keyword of a schema with this value.
 
-    Raises ValueError for a pattern that no engine reads, and for a multipleOf that is not finite.
+    Raises:
+        ValueError: The value is a pattern that no engine reads, or a multipleOf that is not finite.
     """
     if keyword == "pattern":
         matches(value, "")  # only to raise ValueError
     if keyword == "multipleOf" and not math.isfinite(value):
         raise ValueError(f"its multipleOf is no number but {value}")
+
     if keyword in _LEFT_OUT:
         return False
     if keyword in _PARTLY_SUPPORTED:  # llguidance has to compile this value

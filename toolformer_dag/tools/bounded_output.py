@@ -45,18 +45,27 @@ def _mend_escape(match: re.Match[bytes]) -> bytes:
 
 
 def pass_on(limit: int, message: str, command: list[str]) -> int:
-    """Run a program to its end, copy the lines that it prints to the standard output, and return its exit code.
+    """Run a program to its end, and copy the lines that it prints to the standard output.
 
-    In place of a line longer than `limit` bytes it prints a JSON-RPC error that says `message`; in place of an escaped
-    half of a surrogate pair, which strict readers of JSON refuse, U+FFFD.
+    An escaped half of a surrogate pair, which strict readers of JSON refuse, is replaced by U+FFFD.
+
+    Args:
+        limit: A line with more bytes is replaced by a JSON-RPC error.
+        message: What this error says.
+        command: The program and its arguments.
+
+    Returns:
+        The exit code of the program.
     """
     # Kills this process and the program once the process that started this one has ended.
     threading.Thread(target=end_after_parent, args=(os.getppid(),), daemon=True).start()
+
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         for line in iter_bounded_lines(program.stdout, limit, message):
             sys.stdout.buffer.write(mended(line))  # without half surrogate pairs
             sys.stdout.buffer.flush()
+
     return program.returncode
 
 
@@ -87,15 +96,20 @@ def skip_line(stream: IO[bytes], beginning: bytes, limit: int) -> bytes:
 
 
 def build_error_answer(beginning: bytes, end: bytes, message: str) -> bytes:
-    """Return a line of JSON-RPC to send in place of an answer that is too long: an error that says `message`.
+    """Build a JSON-RPC error that is sent in place of an answer that is too long.
 
-    beginning, end: parts of the long answer, in which the number of its request may be.
+    Args:
+        beginning: The beginning of the long answer, in which the number of its request may be.
+        end: Its end, in which the number may be too.
+        message: What the error says.
     """
     answer: dict[str, object] = {"jsonrpc": "2.0"}
+
     number = ID_AT_THE_END.search(end) or ID_AT_THE_BEGINNING.match(beginning)
     if number:  # clients ignore an error without a number
         answer["id"] = int(number[1])
         answer["error"] = {"code": -32000, "message": message}
+
     return json.dumps(answer).encode() + b"\n"
 
 

@@ -27,16 +27,24 @@ PICKED_ONE_IN = 100
 
 
 def find_selection_rule(text: str, whole: str) -> str | None:
-    """Return the first rule of appendix A by which calculator calls are worth trying in a text, or None.
+    """Find the first rule of appendix A that makes calculator calls worth trying in a text.
 
-    - "operation" (i): of three numbers close together, one is the result of an operation on the others.
-    - "phrase" (ii): one of PHRASES, such as `equals`, before a number.
-    - "three_numbers" (iii): three numbers, in 1 % of the documents, chosen by a hash of `whole`, the document's text.
+    Args:
+        whole: The text of the whole document, which decides rule iii by its hash.
 
-    Raises OverBudget for a text with too many pairs of numbers to try.
+    Returns:
+        One of these names, or None if no rule applies:
+
+        - "operation" (i): of three numbers close together, one is the result of an operation on the others
+        - "phrase" (ii): one of PHRASES, such as `equals`, is before a number
+        - "three_numbers" (iii): there are three numbers, and the document is one of the 1 % that are picked
+
+    Raises:
+        OverBudget: There are too many pairs of numbers to try.
     """
     all_numbers = numbers(text)
     has_three = len(all_numbers) >= 3
+
     if has_three and holds_operation(text, all_numbers):
         return "operation"
     if any(_follows_phrase(text, number) for number in all_numbers):
@@ -60,21 +68,30 @@ def _is_picked(whole: str) -> bool:
 
 
 def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
-    """Return whether, of three numbers close together, one is the sum, difference, product or quotient of the others.
+    """Check whether, of three numbers close together, one is the sum, difference, product or quotient of the others.
 
-    True for "3 men and 4 women, 7 people", because 3 + 4 = 7. Close together means within WINDOW tokens. A result with
-    decimals may be rounded to two of them; a whole number has to be exact.
+    Close together means within WINDOW tokens. A result with decimals may be rounded to two of them, but a whole
+    number has to be exact.
 
-    all_numbers: the numbers of the text, in order. Raises OverBudget for more than MAX_PAIRS pairs of operands.
+    Example:
+        True for "3 men and 4 women, 7 people", because 3 + 4 = 7.
+
+    Args:
+        all_numbers: The numbers in the text, in order.
+
+    Raises:
+        OverBudget: There are more than MAX_PAIRS pairs of numbers to try.
     """
     placed = _place_numbers(text, all_numbers)  # with positions in tokens
     budget = WorkBudget(MAX_PAIRS)
+
     # Each number is tried as the second operand, with all numbers in the window before it as the first.
     for second, position in enumerate(placed.positions):
         first_near = bisect_right(placed.positions, position - WINDOW)  # index of the first number in the window
         budget.spend(second - first_near)
         if _is_last_operand(placed, first_near, second):
             return True
+
     return False
 
 
@@ -110,15 +127,17 @@ class _PlacedNumbers:
 
 
 def _place_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
-    """Return the numbers of a text as small integers, with their positions in tokens.
+    """Convert the numbers of a text to small integers, and find their positions in tokens.
 
-    2.5 and 3 become 250 and 300 with the unit 100; 2.125 and 3 become 2125 and 3000 with the unit 1000.
+    Example:
+        2.5 and 3 become 250 and 300 with the unit 100. 2.125 and 3 become 2125 and 3000 with the unit 1000.
     """
     # `Number.value` is a whole number of units of 1 / UNIT. The step is the greatest that divides all values; and a
     # hundredth too, because results are rounded to hundredths.
     step = gcd(UNIT // 100, *(number.value for number in all_numbers))
     values = [number.value // step for number in all_numbers]
     positions = _compute_token_positions(text, all_numbers)
+
     return _PlacedNumbers(
         values=values,
         unit=UNIT // step,
@@ -138,35 +157,48 @@ def _group_positions_by_value(values: Sequence[int], positions: Sequence[int]) -
 
 
 def _has_result_nearby(placed: _PlacedNumbers, operation: _Operation, second: int) -> bool:
-    """Return whether the result of an operation is a third number within WINDOW tokens of its operands.
+    """Check whether the result of an operation is a third number, within WINDOW tokens of its operands.
 
-    True for 2 and 3 in "2 and 3 is 5". second: the index of the later operand.
+    Example:
+        True for the operands 2 and 3 in "2 and 3 is 5".
+
+    Args:
+        placed: The numbers of the text.
+        second: The index of the later operand.
     """
     first_position = placed.positions[operation.first]
     second_position = placed.positions[second]
+
     # The result has to stand between these two, which are not included.
     after = second_position - WINDOW
     before = first_position + WINDOW
+
     result_positions = placed.positions_of[operation.result]  # ascending
     start = bisect_right(result_positions, after)
+
     # Three are enough: at most two of them are the operands themselves, as in "4 - 2".
     for position in result_positions[start : start + 3]:
         is_operand = position in (first_position, second_position)
         if not is_operand and position < before:
             return True
+
     return False
 
 
 def _iter_sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
-    """Yield the sums and differences of number `second` and each number from index `first_near` up to it.
+    """Find sums and differences whose result is a number of the text.
 
-    Only results that the text has as a number are yielded: exact, or rounded to hundredths if they have decimals.
+    One operand is number `second`, and the other is each number from index `first_near` up to it.
+
+    Yields:
+        The operations. The result is exact, or rounded to hundredths if it has decimals.
     """
     values = placed.values  # integers in units of 1 / unit: with the unit 1000, 2.125 is 2125 and 3 is 3000
     positions_of = placed.positions_of  # its keys are the values that the text has
     unit = placed.unit
     hundredth = unit // 100
     has_finer_values = unit > 100  # else every sum is exact in hundredths
+
     for first in range(first_near, second):
         total = values[first] + values[second]
         difference = abs(values[first] - values[second])
@@ -180,28 +212,36 @@ def _iter_sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator
 
 
 def _iter_products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
-    """Yield the products and quotients of number `second` and each number from index `first_near` up to it.
+    """Find products and quotients whose result is a number of the text.
 
-    Only results that the text has as a number are yielded: exact, or rounded to hundredths if they have decimals.
+    One operand is number `second`, and the other is each number from index `first_near` up to it.
+
+    Yields:
+        The operations. The result is exact, or rounded to hundredths if it has decimals.
     """
     # All values are integers >= 0 in units of 1 / unit: with the unit 100, 2.5 is 250 and 3 is 300.
     unit = placed.unit
     hundredth = unit // 100
     positions_of = placed.positions_of  # its keys are the values that the text has
+
     # Most results lie outside the values of the text, and are skipped before the division, which costs the most.
     least_result = placed.smallest - hundredth
     most_result = placed.largest + hundredth
+
     b = placed.values[second]
     for first in range(first_near, second):
         a = placed.values[first]
         # a * b, a / b and b / a as numerator and denominator; the quotient is in units of 1 / unit again.
         fractions = ((a * b, unit), (a * unit, b), (b * unit, a))
+
         for numerator, denominator in fractions:
             if not denominator or not least_result * denominator <= numerator <= most_result * denominator:
                 continue
+
             exact, remainder = divmod(numerator, denominator)
             if remainder == 0 and exact in positions_of:
                 yield _Operation(first, exact)
+
             rounded = _round_half_up(numerator, denominator, hundredth)
             if rounded in positions_of and rounded % unit:  # not for a whole number, which has to be exact
                 yield _Operation(first, rounded)
@@ -214,13 +254,15 @@ def _round_half_up(numerator: int, denominator: int, hundredth: int) -> int:
 
 
 def _compute_token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
-    """Return the position of each number in tokens: [1, 4] for "3 men and 4 women".
+    """Compute the position of each number in tokens: [1, 4] for "3 men and 4 women".
 
-    Between numbers that are more than WINDOW tokens apart, not all tokens are counted: no operation connects them.
+    If two numbers are more than WINDOW tokens apart, not all tokens between them are counted, because no operation
+    connects such numbers.
     """
     positions = []
     position = 0
     end_of_last = 0
+
     for number in all_numbers:
         tokens_between = _count_tokens(text, end_of_last, number.start)
         position += tokens_between + 1
@@ -230,9 +272,10 @@ def _compute_token_positions(text: str, all_numbers: Sequence[Number]) -> list[i
 
 
 def _count_tokens(text: str, start: int, end: int) -> int:
-    """Return how many tokens `text[start:end]` has; in a long text only the first ones, at least WINDOW, count."""
+    """Count the tokens of `text[start:end]`. In a long text it is enough to count the first WINDOW or more."""
     near_end = min(end, start + 10 * WINDOW)
     count = len(TOKEN.findall(text, start, near_end))
+
     if count >= WINDOW or near_end == end:
         return count
     return len(TOKEN.findall(text, start, end))  # few and long tokens

@@ -43,17 +43,24 @@ _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
 
 def iter_foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
-    """Yield the foreign chunks of a text that have English chunks before and after them (appendix A).
+    """Find the foreign chunks of a text that have English chunks before and after them (appendix A).
 
-    A chunk is ten tokens of a paragraph; the next one begins five tokens later.
+    A chunk is ten tokens of a paragraph, and the next one begins five tokens later.
 
-    Raises OverBudget if fastText would get more than MAX_CHARACTERS, and what `Identifier.identify` raises.
+    Yields:
+        The texts of these chunks.
+
+    Raises:
+        OverBudget: fastText would get more than MAX_CHARACTERS.
+        Exception: Whatever `Identifier.identify` raises.
     """
     budget = WorkBudget(MAX_CHARACTERS)
     chunks = list(chain.from_iterable(split_paragraph_into_chunks(paragraph) for paragraph in text.splitlines()))
+
     foreign = _select_foreign_chunks(chunks, identifier, budget)  # those that are surely in another language
     if not foreign:
         return
+
     borders = find_english_borders(chunks, identifier, budget)  # the numbers of the first and the last English chunk
     for chunk in foreign:
         if borders.first < chunk.number < borders.last:
@@ -70,15 +77,22 @@ class NumberedChunk(NamedTuple):
 def _select_foreign_chunks(
     chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget
 ) -> list[NumberedChunk]:
-    """Return the chunks in another language than English, as fastText identifies it. Raises OverBudget."""
+    """Select the chunks that fastText identifies as another language than English.
+
+    Raises:
+        OverBudget: fastText would get too many characters.
+    """
     candidates = _select_unclear_chunks(chunks)
+
     texts = [candidate.text for candidate in candidates]
     budget.spend(sum(len(text) for text in texts))
     languages = identifier.identify(texts)
+
     foreign = []
     for candidate, language in zip(candidates, languages, strict=True):
         if language.label != ENGLISH_LABEL and language.confidence > CONFIDENCE:
             foreign.append(candidate)
+
     return foreign
 
 
@@ -92,17 +106,20 @@ def _select_unclear_chunks(chunks: Sequence[list[str]]) -> list[NumberedChunk]:
 
 
 def split_paragraph_into_chunks(paragraph: str) -> list[list[str]]:
-    """Cut a paragraph into chunks of CHUNK_TOKENS tokens, beginning at every STRIDE-th token; the last may be shorter.
+    """Split a paragraph into chunks of CHUNK_TOKENS tokens, one from every STRIDE-th token on. The last may be shorter.
 
-    Twelve words w0 to w11 give the chunks w0-w9 and w5-w11.
+    Example:
+        Twelve words w0 to w11 give the chunks w0-w9 and w5-w11.
     """
     tokens = _split_into_tokens(paragraph)
     if not tokens:
         return []
+
     chunks = [tokens[:CHUNK_TOKENS]]
     # No chunk starts in the last STRIDE tokens, because the chunk before, of twice as many tokens, has all of them.
     for start in range(STRIDE, len(tokens) - STRIDE, STRIDE):
         chunks.append(tokens[start : start + CHUNK_TOKENS])
+
     return chunks
 
 
@@ -132,14 +149,19 @@ class EnglishBorders(NamedTuple):
 
 
 def find_english_borders(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget) -> EnglishBorders:
-    """Return the numbers of the first and the last English chunk. Raises OverBudget.
+    """Find the first and the last English chunk.
 
-    Without an English chunk, the first number is above the last, so that no chunk lies between them.
+    Returns:
+        Their numbers. Without any English chunk, the first number is above the last one.
+
+    Raises:
+        OverBudget: fastText would get too many characters.
     """
     numbers = range(len(chunks))
     first = _find_first_english(chunks, numbers, identifier, budget)
     if first is None:
         return EnglishBorders(first=len(chunks), last=-1)
+
     last = _find_first_english(chunks, reversed(numbers), identifier, budget)
     assert last is not None  # there is an English chunk: the one with the number `first`
     return EnglishBorders(first, last)

@@ -44,9 +44,12 @@ class Endpoint:
     # A limit per read, as blocking clients have, lets an answer of a byte a second go on for ever.
 
     def __init__(self, url: str, headers: Mapping[str, str], seconds: float) -> None:
-        """Prepare requests to `url` with these headers; send nothing yet.
+        """Prepare requests to a URL, without sending one.
 
-        seconds: the most that a whole request may take.
+        Args:
+            url: The URL.
+            headers: Headers for all requests.
+            seconds: The time limit of a whole request.
         """
         import httpx
 
@@ -59,15 +62,18 @@ class Endpoint:
         self._loop = _start_event_loop()
 
     def post(self, content: object) -> HttpAnswer:
-        """Send `content` as JSON and wait for the answer, whatever its HTTP status.
+        """Send a value as JSON and wait for the answer, which may have any HTTP status.
 
-        Raises RetryableError for a lost connection or a passed deadline; NoResult with `answer_too_long` over
-        MAX_ANSWER_BYTES, or `malformed_response` for damaged compression.
+        Raises:
+            RetryableError: The connection was lost, or the time is up.
+            NoResult: The answer has more than MAX_ANSWER_BYTES (`answer_too_long`), or damaged compression
+                (`malformed_response`).
         """
         import httpx
 
         # The event loop of another thread sends the request, and ends it at its deadline.
         future = asyncio.run_coroutine_threadsafe(self._fetch_answer(content), self._loop)
+
         try:
             return future.result()  # raises what `_fetch_answer` raises, also NoResult
         except TimeoutError as error:
@@ -98,9 +104,11 @@ def _list_header_secrets(headers: Mapping[str, str]) -> list[str]:
 
 
 async def _read_body(response: "httpx.Response") -> bytes:
-    """Return the decompressed body of a response of at most MAX_ANSWER_BYTES.
+    """Read the body of a response, decompressed.
 
-    Raises NoResult("answer_too_long") beyond that, NoResult("malformed_response") for damaged compression.
+    Raises:
+        NoResult: The body has more than MAX_ANSWER_BYTES ("answer_too_long"), or its compression is damaged
+            ("malformed_response").
     """
     import httpx
 
@@ -112,6 +120,7 @@ async def _read_body(response: "httpx.Response") -> bytes:
             body += block
     except httpx.DecodingError as error:
         raise NoResult("malformed_response") from error
+
     return bytes(body)
 
 
@@ -128,8 +137,9 @@ class HttpReader:
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
         """Answer each question from its passages.
 
-        Raises RetryableError for a lost connection, a busy server or an error that a gateway reports, and ToolDown for
-        a status that every request would get (REFUSED_STATUSES).
+        Raises:
+            RetryableError: The connection was lost, the server is busy, or a gateway reports an error.
+            ToolDown: The status is one that every request would get (REFUSED_STATUSES).
         """
         results = []
         for question, question_passages in zip(questions, passages, strict=True):
@@ -137,17 +147,24 @@ class HttpReader:
         return results
 
     def _fetch_answer(self, text: str) -> ToolResult:
-        """Send a question with its passages to the endpoint, and return its answer or the reason why there is none.
+        """Send a question with its passages to the endpoint.
 
-        Raises RetryableError if the endpoint is busy or reports an error, ToolDown for REFUSED_STATUSES.
+        Returns:
+            The answer, or the reason why there is none.
+
+        Raises:
+            RetryableError: The connection was lost, or the endpoint is busy or reports an error.
+            ToolDown: The status is one that every request would get (REFUSED_STATUSES).
         """
         try:
             answer = self._endpoint.post(self._build_request(text))
         except NoResult as error:
             return ToolResult(None, error.reason)
+
         self._check_status(answer)
         if answer.status != 200:
             return ToolResult(None, f"status_{answer.status}")
+
         completion = _parse_json_object(answer.body)
         self._check_completion(completion)
         return _parse_result(completion)
@@ -162,7 +179,12 @@ class HttpReader:
         }
 
     def _check_status(self, answer: HttpAnswer) -> None:
-        """Raise RetryableError if the same request may succeed later, ToolDown if every request would fail."""
+        """Check the HTTP status of an answer.
+
+        Raises:
+            RetryableError: The same request may succeed later.
+            ToolDown: Every request would fail.
+        """
         url = self._endpoint.shown
         if answer.status in BUSY_STATUSES or answer.status >= 500:
             raise RetryableError(f"{url}: status {answer.status}")
@@ -182,18 +204,24 @@ class HttpReader:
 
 
 def _build_headers(key_variable: str | None) -> Mapping[str, str]:
-    """Return the header with the key that an environment variable holds; no header without a variable.
+    """Build the header with the key for the endpoint.
 
-    Raises ToolDown if the variable is empty or cannot stand in a header.
+    Args:
+        key_variable: The environment variable that holds the key. Without one there is no header.
+
+    Raises:
+        ToolDown: The variable is empty, or holds characters that a header cannot have.
     """
     if key_variable is None:
         return {}
+
     key = os.environ.get(key_variable, "").strip()
     remedy = "set it to the key, or remove api_key_variable"
     if not key:
         raise ToolDown(f"the environment variable {key_variable} is empty; {remedy}")
     if not (key.isascii() and key.isprintable()):
         raise ToolDown(f"the environment variable {key_variable} holds characters that no header can; {remedy}")
+
     return {"Authorization": f"Bearer {key}"}
 
 
@@ -207,14 +235,17 @@ def _parse_json_object(body: bytes) -> Mapping[str, Any]:
 
 
 def _parse_result(completion: Mapping[str, Any]) -> ToolResult:
-    """Return the answer in a chat completion, with its cost if the endpoint reports one.
+    """Read the answer in a chat completion, and its cost if the endpoint reports one.
 
-    Reasons: `no_answer` if the answer is empty or UNKNOWN_ANSWER, `malformed_response` for another form of completion.
+    Returns:
+        The answer, or a reason: `no_answer` if it is empty or UNKNOWN_ANSWER, and `malformed_response` if the
+        completion has another form.
     """
     cost = _get_cost(completion)
     answer = _get_answer_text(completion)
     if answer is None:
         return ToolResult(None, "malformed_response", cost=cost)
+
     is_unknown = answer.lower().strip(".`") == UNKNOWN_ANSWER
     if not answer or is_unknown:
         return ToolResult(None, NO_ANSWER.reason, cost=cost)

@@ -49,13 +49,16 @@ FLORES_EXCEPTIONS: dict[str, str | None] = {
 
 @functools.cache
 def to_flores_code(label: str) -> str | None:
-    """Return the language code of FLORES for a label of fastText, such as `deu_Latn` for `de`; None without one.
+    """Convert fastText's label of a language to its FLORES code, which NLLB uses: `de` to `deu_Latn`.
 
-    NLLB uses these codes.
+    Returns:
+        The code, or None if there is none.
     """
     if label in FLORES_EXCEPTIONS:
         return FLORES_EXCEPTIONS[label]
+
     language = langcodes.Language.get(label).maximize()
+
     try:
         return f"{language.to_alpha3()}_{language.script}"
     except LookupError:
@@ -87,9 +90,11 @@ class Identifier:
         self._file = choose_identifier_file(chosen)
 
     def identify(self, texts: Sequence[str]) -> list[IdentifiedLanguage]:
-        """Return the likeliest language of each text; the label of a text without letters is arbitrary.
+        """Identify the most likely language of each text. For a text without letters, the label is arbitrary.
 
-        Raises IdentifierError and DamagedModel.
+        Raises:
+            IdentifierError: fastText's model cannot be read.
+            DamagedModel: The model is damaged.
         """
         languages = []
         for text in texts:  # one by one: of the packages that provide `fasttext`, fasttext-predict takes no list
@@ -97,6 +102,7 @@ class Identifier:
             labels, probabilities = self.model.predict(line)
             label = labels[0].removeprefix("__label__")
             languages.append(IdentifiedLanguage(label, float(probabilities[0])))
+
         return languages
 
     def identity(self) -> str:
@@ -108,14 +114,17 @@ class Identifier:
 
     @functools.cached_property
     def model(self) -> Any:
-        """fastText's model, loaded at its first use.
+        """fastText's model, which is loaded when it is first used.
 
-        Raises IdentifierError if the file cannot be read, DamagedModel if it is damaged.
+        Raises:
+            IdentifierError: The file cannot be read.
+            DamagedModel: The file is damaged.
         """
         import fasttext
 
         if find_changed_unseen([self._file]):
             raise DamagedModel(self._file)
+
         try:
             return fasttext.load_model(str(self._file))
         except (OSError, ValueError) as error:

@@ -45,10 +45,15 @@ class McpSession:
     tools: "dict[str, Tool]"  # by name, with the input schema from `schemas`
 
     def call(self, arguments: dict[str, Any]) -> "CallToolResult":
-        """Call the tool `options.tool` and return its answer, which may report an error of the tool.
+        """Call the tool `options.tool` of the server.
 
-        Raises RetryableError if no answer came, SessionLost if the session has to be opened anew, and NoResult with
-        `malformed_response` or `refused`.
+        Returns:
+            The server's answer, which may report an error of the tool.
+
+        Raises:
+            SessionLost: The session has to be opened again.
+            RetryableError: No answer came.
+            NoResult: The server refused the call (`refused`), or its answer has a wrong form (`malformed_response`).
         """
         from mcp import MCPError
 
@@ -58,14 +63,17 @@ class McpSession:
             raise self._to_call_error(error) from error  # SessionLost, RetryableError or NoResult
         except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
             raise RetryableError(f"MCP server: {self.options.public(error)}") from error
+
         if not self._fits_schema(answer):
             raise NoResult("malformed_response")
         return answer
 
     def _to_call_error(self, error: "MCPError") -> NoResult | RetryableError:
-        """Return the exception to raise for an error of the MCP SDK.
+        """Convert an error of the MCP SDK to the exception to raise.
 
-        SessionLost if the call may be repeated in a new session, RetryableError if in the same one, else NoResult.
+        Returns:
+            SessionLost if the call may be repeated in a new session, RetryableError if it may be repeated in this one,
+            and otherwise NoResult.
         """
         from mcp.types import (
             CONNECTION_CLOSED,
@@ -87,13 +95,15 @@ class McpSession:
         return NoResult("refused")
 
     def _fits_schema(self, answer: "CallToolResult") -> bool:
-        """Return whether the object in an answer fits the tool's output schema; True if either is missing."""
+        """Check whether the object in an answer fits the tool's output schema. It does if either of them is missing."""
         content = answer.structured_content
         if answer.is_error or content is None:
             return True
+
         schemas = self.schemas.get(self.options.tool)
         if schemas is None or schemas.output is None:
             return True
+
         return _is_valid(content, schemas.output)
 
     def close(self) -> None:
@@ -103,7 +113,7 @@ class McpSession:
 
 
 def _is_valid(content: Any, schema: Any) -> bool:
-    """Return whether a JSON value fits a JSON schema; False too if the schema is not valid."""
+    """Check whether a JSON value fits a JSON schema. An invalid schema fits nothing."""
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
 
@@ -116,16 +126,20 @@ def _is_valid(content: Any, schema: Any) -> bool:
 
 
 def open_session(key: str, options: McpOptions) -> McpSession:
-    """Connect to the MCP server of a tool, starting its command, and return the session.
+    """Connect to the MCP server of a tool, and start its command if it has one.
 
-    Raises ToolDown without a connection, and if the server has no such tool, or has it with other arguments.
+    Args:
+        key: The key of the tool's section, for messages.
+        options: The settings of the server.
 
-    key: of the tool's section, for messages.
+    Raises:
+        ToolDown: There is no connection, or the server does not have the tool, or has it with other arguments.
     """
     session = _connect_to_server(key, options)
     tool = session.tools.get(options.tool)
     if tool is not None and tool.input_schema == options.input_schema:
         return session
+
     session.close()
     change = "is no longer there" if tool is None else "takes other arguments than are listed"
     raise ToolDown(
@@ -142,11 +156,13 @@ def list_tools(options: McpOptions) -> "list[Tool]":
 
 
 def _connect_to_server(key: str, options: McpOptions) -> McpSession:
-    """Connect to an MCP server, list its tools, and return the session, which the caller closes.
+    """Connect to an MCP server and list its tools. The caller has to close the session.
 
-    Raises ToolDown, and leaves no command running then.
+    Raises:
+        ToolDown: The server cannot be reached. No command is left running then.
     """
     logging.getLogger("mcp.client.stdio").addFilter(_shorten_traceback)
+
     target = transport(key, options)
     stack = ExitStack()
     try:
@@ -160,20 +176,29 @@ def _connect_to_server(key: str, options: McpOptions) -> McpSession:
 
 
 def _start_session(stack: ExitStack, target: "Transport | StdioServerParameters", options: McpOptions) -> McpSession:
-    """Start an event loop in a thread, connect a client in it, and return the session with the server's tools.
+    """Start an event loop in a thread, and connect a client to the server in it.
 
-    stack: closes the client and the event loop. Raises what the SDK raises.
+    Args:
+        stack: Gets what has to be closed, the client and the event loop.
+        target: How to reach the server.
+        options: The settings of the server.
+
+    Raises:
+        Exception: Whatever the SDK raises.
     """
     from anyio.from_thread import start_blocking_portal
     from mcp import Client
 
     schemas: dict[str, ToolSchemas] = {}  # name of a tool -> its schemas as the server declares them
     streams = open_mended_streams(target, schemas)  # fills `schemas` while the list of tools is read
+
     portal = stack.enter_context(start_blocking_portal())
     unopened_client = Client(streams, read_timeout_seconds=options.start_timeout_s)
     client = stack.enter_context(portal.wrap_async_context_manager(unopened_client))
+
     listed_tools = portal.call(_fetch_tools, client, options)  # now `schemas` is complete
     tools = _with_input_schemas(listed_tools, schemas)
+
     return McpSession(options, stack, portal, client, schemas, tools)
 
 
@@ -187,7 +212,7 @@ def _with_input_schemas(tools: "list[Tool]", schemas: dict[str, ToolSchemas]) ->
 
 
 def _shorten_traceback(record: logging.LogRecord) -> bool:
-    """Replace the traceback of a log record by its reason on the record's line; let every record pass."""
+    """Replace the traceback of a log record by its reason, on the record's own line. Every record is kept."""
     # The SDK logs a traceback for each line of a server that is no message.
     if record.exc_info:
         reason = " ".join(str(record.exc_info[1]).split())
@@ -198,14 +223,17 @@ def _shorten_traceback(record: logging.LogRecord) -> bool:
 
 
 async def _call_tool(client: "Client", name: str, arguments: dict[str, Any]) -> "CallToolResult":
-    """Call a tool of a server and return its answer.
+    """Call a tool of a server.
 
-    Raises NoResult("malformed_response") for an answer that breaks the protocol, MCPError for an error that the server
-    reports, and RuntimeError if the client is closed or the server deferred its answer too often.
+    Raises:
+        NoResult: The answer breaks the protocol ("malformed_response").
+        MCPError: The server reports an error.
+        RuntimeError: The client is closed, or the server deferred its answer too often.
     """
     from mcp import InputRequiredRoundsExceededError
 
     _ = client.session  # raises the RuntimeError of a closed client here, before it looks like a malformed answer
+
     try:
         return await client.call_tool(name, arguments, CALL_SECONDS)
     except InputRequiredRoundsExceededError:  # a RuntimeError too, but no malformed answer
@@ -225,21 +253,24 @@ async def _fetch_tools(client: "Client", options: McpOptions) -> "list[Tool]":
 
 
 async def _fetch_all_pages(client: "Client", options: McpOptions) -> "list[Tool]":
-    """Return the tools on all pages of a server's list; a tool that is on two pages is there twice.
+    """List the tools on all pages of a server's list. A tool that is on two pages is listed twice.
 
-    A repeated cursor, which names the next page, ends the list with a warning.
+    If a cursor (the name of the next page) occurs again, the list ends there with a warning.
     """
     page = await client.list_tools()
     tools = list(page.tools)
+
     cursors: set[str] = set()
     while page.next_cursor:
         cursor = page.next_cursor
         if cursor in cursors:  # the list would go on for ever
             _warn_of_repeated_cursor(options, cursor, tools)
             break
+
         cursors.add(cursor)
         page = await client.list_tools(cursor=cursor)
         tools.extend(page.tools)
+
     return tools
 
 

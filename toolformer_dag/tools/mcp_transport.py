@@ -33,24 +33,37 @@ READ_SECONDS = 300.0
 
 
 def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters":
-    """Return how to reach an MCP server, for `mcp.Client`: a command with its environment, or a URL with its headers.
+    """Build what `mcp.Client` needs to reach an MCP server.
 
-    A command gets the environment variables of the SDK (PATH, HOME, ...) and those that the options name; a URL gets
-    the bearer token. Raises ToolDown for a program that does not exist, and for a variable that is not set.
+    The options name either a command that starts the server, or its URL.
 
-    key: of the tool's section, for messages.
+    Args:
+        key: The key of the tool's section, for messages.
+        options: The settings of the server.
+
+    Returns:
+        The command with its environment variables, or the URL with the bearer token if one is set.
+
+    Raises:
+        ToolDown: The program does not exist, or an environment variable is not set.
     """
     if options.command is not None:
         return _build_command(key, options, options.command)
+
     token = None if options.token_env is None else _require_variable(key, options.token_env)
     return _build_http_transport(options.url or "", token)
 
 
 def _build_command(key: str, options: McpOptions, command: tuple[str, ...]) -> "StdioServerParameters":
-    """Return how to start a server's command: through `bounded_output.py`, which limits the length of its lines.
+    """Build the command that starts a server through `bounded_output.py`, which limits the length of its lines.
 
-    Raises ToolDown for a program that does not exist and a variable that is not set. key: of the tool's section, for
-    messages.
+    Args:
+        key: The key of the tool's section, for messages.
+        options: The settings of the server.
+        command: The program and its arguments.
+
+    Raises:
+        ToolDown: The program does not exist, or an environment variable is not set.
     """
     from mcp import StdioServerParameters
 
@@ -61,17 +74,27 @@ def _build_command(key: str, options: McpOptions, command: tuple[str, ...]) -> "
 
 
 def _require_program(key: str, options: McpOptions, program: str) -> str:
-    """Return a program with a leading `~` expanded. Raises ToolDown unless it is on PATH or a file below `cwd`."""
+    """Expand a leading `~` in the path of a program, and check that the program exists.
+
+    Raises:
+        ToolDown: It is neither found on PATH nor a file below `cwd`.
+    """
     if program.startswith("~"):
         program = str(expand_home(Path(program)))
+
     is_there = shutil.which(program) or (options.cwd / program).is_file()
     if not is_there:
         raise build_connection_error(key, options, FileNotFoundError(f"there is no program {program!r}"))
+
     return program
 
 
 def _require_variable(key: str, name: str) -> str:
-    """Return the value of an environment variable. Raises ToolDown if it is not set."""
+    """Read an environment variable.
+
+    Raises:
+        ToolDown: The variable is not set.
+    """
     value = os.environ.get(name)
     if value is None:
         raise ToolDown(
@@ -81,10 +104,13 @@ def _require_variable(key: str, name: str) -> str:
 
 
 def _build_http_transport(url: str, token: str | None) -> "Transport":
-    """Return a transport of the MCP SDK to a server behind a URL, whose answers are limited in length.
+    """Connect the MCP SDK to a server behind a URL, with a limit on the length of answers.
 
-    The SDK would read an answer of any length, and decompress it: a megabyte of gzip can hold a gigabyte. token: a
-    bearer token, or None.
+    The SDK alone would read an answer of any length and decompress it. One megabyte of gzip can hold a gigabyte.
+
+    Args:
+        url: The URL.
+        token: A bearer token, or None.
     """
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
@@ -92,6 +118,7 @@ def _build_http_transport(url: str, token: str | None) -> "Transport":
     headers = {"Accept-Encoding": "identity"}  # no compression
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
+
     timeout = httpx2.Timeout(CONNECT_SECONDS, read=READ_SECONDS)
     client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [_limit_length]})
     return streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES)
@@ -100,16 +127,17 @@ def _build_http_transport(url: str, token: str | None) -> "Transport":
 async def _limit_length(response: Any) -> None:
     """Replace the body of an HTTP response by one that raises an error beyond MAX_ANSWER_BYTES.
 
-    The HTTP client calls this once it has read the headers. A compressed body is not decompressed.
+    The HTTP client calls this after it has read the headers. A compressed body is not decompressed.
     """
     response.headers.pop("content-encoding", None)  # without it the client does not decompress
+
     content_type = response.headers.get("content-type", "")
     is_event_stream = content_type.startswith("text/event-stream")
     response.stream = _build_bounded_stream(response.stream, is_event_stream=is_event_stream)
 
 
 def _build_bounded_stream(body: Any, *, is_event_stream: bool) -> Any:
-    """Return the body of an HTTP response in whole lines of bounded length."""
+    """Wrap the body of an HTTP response so that it comes in whole lines of limited length."""
     import httpx2  # slow, and only servers behind a URL need it
 
     class BoundedStream(httpx2.AsyncByteStream):
@@ -123,12 +151,14 @@ def _build_bounded_stream(body: Any, *, is_event_stream: bool) -> Any:
 
 
 async def _iter_complete_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[bytes]:
-    """Yield the body of an HTTP answer in whole lines, with U+FFFD for half surrogate pairs.
+    """Read the body of an HTTP answer in whole lines, with U+FFFD for halves of surrogate pairs.
 
-    Raises StreamError if the body has more than MAX_ANSWER_BYTES. The body of an event stream may be endless; there
-    it raises StreamError if a line has more.
+    Args:
+        blocks: The body as it is received, an asynchronous iterable of bytes.
+        is_event_stream: Whether the body is a stream of events, which may be endless.
 
-    blocks: the body as it is received, an asynchronous iterable of bytes.
+    Raises:
+        StreamError: The body has more than MAX_ANSWER_BYTES. For an event stream: a single line has more.
     """
     import httpx2
 
@@ -137,13 +167,16 @@ async def _iter_complete_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIt
     async for block in blocks:
         total_bytes += len(block)
         unfinished += block
+
         bounded_bytes = len(unfinished) if is_event_stream else total_bytes
         if bounded_bytes > MAX_ANSWER_BYTES:
             raise httpx2.StreamError(TOO_LONG)
+
         whole_lines, last_line_end, next_line = unfinished.rpartition(b"\n")
         if last_line_end:
             yield mended(whole_lines + last_line_end)
             unfinished = next_line
+
     yield mended(unfinished)
 
 
@@ -158,9 +191,11 @@ class ToolSchemas(NamedTuple):
 async def open_mended_streams(
     target: "Transport | StdioServerParameters", schemas: dict[str, ToolSchemas]
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Connect to a server, and give the streams from and to it, as `mcp.Client` wants them.
+    """Connect to a server and open the two streams from it and to it that `mcp.Client` needs.
 
-    schemas: gets the schemas of each listed tool, by its name, as soon as its list was read.
+    Args:
+        target: How to reach the server.
+        schemas: Gets the schemas of each tool of the server, by name, as soon as the list of tools was read.
     """
     from mcp import StdioServerParameters
     from mcp.client.stdio import stdio_client
@@ -203,16 +238,19 @@ class MendedMessages:
             yield item
 
     def _mend_tool(self, tool: Any) -> dict[str, Any] | None:
-        """Return a listed tool in a form that the SDK accepts; None, with a warning, if it breaks the protocol.
+        """Change a listed tool so that the SDK accepts it. Its schemas are moved to `self._schemas`.
 
-        Its schemas, which the SDK might refuse, are moved to `self._schemas`.
+        Returns:
+            The tool, or None (with a warning) if it breaks the protocol.
         """
         fields = tool if isinstance(tool, dict) else {}
         name = fields.get("name")
         input_schema = fields.get("inputSchema")
+
         if not isinstance(name, str) or not isinstance(input_schema, dict):
             _log.warning("the tool %.100r breaks the protocol (name, inputSchema) and is left out", name)
             return None
+
         output_schema = fields.get("outputSchema")
         self._schemas[name] = ToolSchemas(_mend_schema(input_schema), output_schema)
         return _without_schemas(name, fields.get("description"))
@@ -228,9 +266,9 @@ def _without_schemas(name: str, description: object) -> dict[str, Any]:
 
 
 def _mend_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a tool's arguments with common mistakes of servers corrected.
+    """Correct common mistakes of servers in the JSON schema of a tool's arguments.
 
-    Null fields and `"properties": []`, PHP's empty object, are removed. A missing type becomes "object".
+    Fields that are null are removed, and so is `"properties": []`, PHP's empty object. A missing type becomes "object".
     """
     mended_fields: dict[str, Any] = {"type": "object"}
     for field, value in schema.items():
@@ -241,12 +279,16 @@ def _mend_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_connection_error(key: str, options: McpOptions, error: BaseException) -> ToolDown:
-    """Return the error for a server that cannot be connected to, with the reason and a remedy, without secrets.
+    """Build the error for a server that cannot be reached. Its message has the reason and a remedy, but no secrets.
 
-    key: of the tool's section. error: what the connection raised.
+    Args:
+        key: The key of the tool's section.
+        options: The settings of the server.
+        error: What was raised while connecting.
     """
     cause = _find_first_cause(error)
     failure = _explain_failure(options, cause)
+
     patience = f"or raise start_timeout_s above {options.start_timeout_s:g}"
     return ToolDown(f"[tools.{key}]: {failure.problem} ({options.public(cause)}); {failure.remedy}, {patience}")
 
@@ -266,12 +308,14 @@ class _ConnectionFailure(NamedTuple):
 
 
 def _explain_failure(options: McpOptions, cause: BaseException) -> _ConnectionFailure:
-    """Return what an error of a connection means: a breach of the protocol, a failed command, or a silent URL."""
+    """Find out what an error of a connection means: a breach of the protocol, a failed command, or a silent URL."""
     if isinstance(cause, ValidationError):
         problem = f"a description from the MCP server {options.shown} breaks the protocol"
         return _ConnectionFailure(problem, remedy="fix the server, use another version of it")
+
     if options.command is not None:
         problem = f"the MCP server {options.shown} does not start in {options.cwd}"
         return _ConnectionFailure(problem, remedy="run the command by hand to see its output")
+
     problem = f"no MCP server answers at {options.shown}"
     return _ConnectionFailure(problem, remedy="start it, correct the url")

@@ -31,10 +31,11 @@ class Seq2SeqReader:
         return [ToolResult(answer) if answer else NO_ANSWER for answer in answers]
 
     def _generate_outputs(self, inputs: Sequence[str]) -> list[str]:
-        """Return the text that the model writes greedily for each input, all in one batch."""
+        """Let the model write a text for each input, greedily and all in one batch."""
         import torch
 
         batch = self.encode(inputs)
+
         with torch.inference_mode():
             tokens = self.model.generate(
                 input_ids=batch["input_ids"],
@@ -43,6 +44,7 @@ class Seq2SeqReader:
                 do_sample=False,
                 num_beams=1,
             )
+
         outputs: list[str] = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return outputs
 
@@ -76,19 +78,27 @@ NO_SPAN = AnswerSpan(score=0.0, text="")
 def find_best_span(
     starts: NDArray[np.float32], ends: NDArray[np.float32], allowed: NDArray[np.bool_], max_tokens: int
 ) -> TokenSpan | None:
-    """Return the span of tokens that most likely is the answer; None if no span scores above 0.
+    """Find the span of tokens that is most likely the answer.
 
-    The score is the sum of the logits of its first and last token, less that of token 0, which stands for no answer.
+    The score of a span is the sum of the logits of its first and last token, minus the same sum for token 0, which
+    stands for no answer.
 
-    - starts, ends [n]: for each token of the input, the logits that the answer begins and ends there.
-    - allowed [n]: whether the token belongs to the passage.
-    - max_tokens: the most tokens of a span.
+    Args:
+        starts: [n] For each token of the input, the logit that the answer begins there.
+        ends: [n] For each token, the logit that the answer ends there.
+        allowed: [n] Whether the token belongs to the passage.
+        max_tokens: The largest number of tokens in a span.
+
+    Returns:
+        The span, or None if no span scores above 0.
     """
     sums = starts[:, None] + ends[None, :]  # [n, n]: a row per first token, a column per last token
     no_answer_sum = sums[0, 0]
     span_sums = np.where(_is_span(allowed, max_tokens), sums, -np.inf)
+
     first, last = np.unravel_index(int(span_sums.argmax()), span_sums.shape)  # row and column of the highest sum
     score = float(span_sums[first, last] - no_answer_sum)
+
     if not score > 0:  # NaN is no score
         return None
     return TokenSpan(score, int(first), int(last))
@@ -130,24 +140,35 @@ class ExtractiveReader:
         self._model = load_model("AutoModelForQuestionAnswering", options)
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        """Answer each question with the words of one of its passages that the model scores highest.
+        """Answer each question with words of one of its passages: those that the model scores highest.
 
-        Of equal scores the first passage's counts. Without an answer the result has the reason `no_answer`.
+        If scores are equal, the earlier passage is used.
+
+        Returns:
+            A result per question. Without an answer it has the reason `no_answer`.
         """
         pairs = _pair_questions_with_passages(questions, passages)
+
         best_spans = [NO_SPAN] * len(questions)
         for pair, span in zip(pairs, self._find_spans(pairs), strict=True):
             if span.score > best_spans[pair.question_index].score:
                 best_spans[pair.question_index] = span
+
         return [NO_ANSWER if span is NO_SPAN else ToolResult(span.text) for span in best_spans]
 
     def _find_spans(self, pairs: Sequence[QuestionPassage]) -> list[AnswerSpan]:
-        """Return for each pair the part of the passage that best answers the question, or NO_SPAN, in one batch."""
+        """Find, for each pair of question and passage, the part of the passage that best answers the question.
+
+        Returns:
+            A span per pair, which is NO_SPAN if the passage has no answer.
+        """
         if not pairs:
             return []
+
         batch = self._encode(pairs)
         offsets = batch.pop("offset_mapping").tolist()  # for each pair, the first and last character of each token
         logits = self._compute_logits(batch)
+
         spans = []
         for row, pair in enumerate(pairs):
             is_of_passage = np.array([sequence == 1 for sequence in batch.sequence_ids(row)])  # 0 is the question
@@ -155,6 +176,7 @@ class ExtractiveReader:
                 logits.starts[row], logits.ends[row], is_of_passage, self._options.max_answer_tokens
             )
             spans.append(_build_answer_span(token_span, offsets[row], pair.text))  # NO_SPAN for None
+
         return spans
 
     def _compute_logits(self, batch: Any) -> SpanLogits:
@@ -169,7 +191,11 @@ class ExtractiveReader:
         )
 
     def _encode(self, pairs: Sequence[QuestionPassage]) -> Any:
-        """Tokenize each question with its passage to padded ids and character offsets; truncate long passages."""
+        """Tokenize each question with its passage. Long passages are truncated.
+
+        Returns:
+            Padded token IDs, and for each token its first and last character in the text.
+        """
         return self._tokenizer(
             [pair.question for pair in pairs],
             [pair.text for pair in pairs],

@@ -54,21 +54,33 @@ class ToolOptions(BaseModel):
 
 
 def explain_options(key: str, error: ValidationError, options: type[ToolOptions]) -> str:
-    """Return a message for pydantic's error about the section `[tools.KEY]`: a line per mistake, with a remedy.
+    """Explain to the user what is wrong in the section `[tools.KEY]`.
 
-    `[tools.calculator] stict_rule: unknown key; did you mean 'strict_rule'?`
+    Args:
+        key: The key of the section.
+        error: pydantic's error about it.
+        options: The class of the tool's options.
+
+    Returns:
+        A line per mistake, such as `[tools.calculator] stict_rule: unknown key; did you mean 'strict_rule'?`
     """
     option_names = {"use", *options.model_fields, *ToolSettings.model_fields}
+
     lines = []
     for item in error.errors():
         option = ".".join(str(step) for step in item["loc"])
         explanation = mistake(item, option_names)
         lines.append(f"[tools.{key}] {option}: {explanation}")
+
     return "\n".join(lines)
 
 
 def _require_linear_pattern(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Return the pattern unchanged. Raises ValueError if polars' regular expressions (Rust) do not accept it."""
+    """Check that a pattern is accepted by polars' regular expressions, which are those of Rust.
+
+    Raises:
+        ValueError: It is not accepted.
+    """
     # Rust matches in linear time, whereas Python may take for ever.
     import polars as pl
 
@@ -81,6 +93,7 @@ def _require_linear_pattern(pattern: re.Pattern[str]) -> re.Pattern[str]:
             f"{reason}; write it in the syntax of Rust's regular expressions, which have no look-around, no "
             "backreferences, and `\\z` for the end of a text"
         ) from error
+
     return pattern
 
 
@@ -104,14 +117,20 @@ SECRET_NAME = re.compile(r"(?i)(?:^|[-_.])(?:key|token|secret|password|passwd|pw
 
 
 def _require_web_address(url: str) -> str:
-    """Return a URL unchanged. Raises ValueError unless it is http or https, with a host and a possible port."""
+    """Check that a URL is http or https, and has a host and a possible port.
+
+    Raises:
+        ValueError: It is not.
+    """
     parts = urlsplit(url)  # raises ValueError for a malformed host
     is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
     has_only_visible_characters = url.isprintable() and " " not in url
     if not (is_web and has_only_visible_characters):
         raise ValueError("the address is none of http:// or https://, such as http://localhost:8000/v1")
+
     if parts.port == 0:  # reading the port raises ValueError above 65535
         raise ValueError("the address has the port 0, which nothing listens on")
+
     return url
 
 
@@ -120,13 +139,17 @@ WebAddress = Annotated[str, AfterValidator(_require_web_address)]
 
 
 def mask_url(url: str) -> str:
-    """Return a URL without parts that may be secret, for records and messages: `https://host (the rest is 5f3a...)`.
+    """Hide the parts of a URL that may be secret, for records and messages.
 
-    User, password, query, fragment, and a path in which a key may be, are replaced by a hash of the URL.
+    User, password, query, fragment, and a path that may contain a key, are replaced by a hash of the URL.
+
+    Returns:
+        For example `https://host (the rest is 5f3a...)`, or the URL itself if nothing is hidden.
     """
     parts = urlsplit(url)
     _, _, host = parts.netloc.rpartition("@")
     path = "" if _list_secret_segments(parts.path) else parts.path
+
     shown = f"{parts.scheme}://{host}{path}"
     if shown == url:
         return url
@@ -140,8 +163,9 @@ def _list_secret_segments(path: str) -> list[str]:
 
 
 def mask_secret_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings for records, with a hash in place of each value with a name such as `api_key` (SECRET_NAME)."""
+    """Replace each value whose name is like `api_key` (SECRET_NAME) by a hash, at any depth, for records."""
     shown: dict[str, Any] = {}
+
     for name, value in values.items():
         if SECRET_NAME.search(name):
             shown[name] = f"(hidden, {fingerprint(value)})"
@@ -149,20 +173,23 @@ def mask_secret_values(values: Mapping[str, Any]) -> dict[str, Any]:
             shown[name] = mask_secret_values(value)
         else:
             shown[name] = value
+
     return shown
 
 
 def list_url_secrets(url: str) -> list[str]:
-    """Return the parts of a URL that no message may repeat: user, password, query, keys in the path.
+    """List the parts of a URL that no message may repeat: user, password, query, and keys in the path.
 
-    Some may be empty; `without_secrets` ignores these.
+    Some of them may be empty. `without_secrets` ignores these.
     """
     parts = urlsplit(url)
     credentials, _, _ = parts.netloc.rpartition("@")  # `user:password`
     secrets = [credentials, *credentials.split(":"), parts.query]
+
     for parameter in parts.query.split("&"):
         _, _, value = parameter.partition("=")
         secrets.append(value)
+
     return [*secrets, *_list_secret_segments(parts.path)]
 
 
@@ -212,14 +239,20 @@ def load_tokenizer(class_name: str, options: PretrainedOptions) -> Any:
 
 
 def load_model(class_name: str, options: PretrainedOptions) -> Any:
-    """Load the options' pretrained model onto their device, in evaluation mode, from safetensors only.
+    """Load a pretrained model onto the device that the options name, in evaluation mode and only from safetensors.
 
-    class_name: of transformers, such as "AutoModelForSeq2SeqLM". Raises ModelError.
+    Args:
+        class_name: A class of transformers, such as "AutoModelForSeq2SeqLM".
+        options: The options of the tool.
+
+    Raises:
+        ModelError: The model cannot be loaded.
     """
     import torch
 
     device = _choose_device(options)
     dtype = getattr(torch, _choose_dtype_name(options, device))
+
     model = _load_pretrained(class_name, options, {"dtype": dtype, "use_safetensors": True})
     return model.to(device).eval()
 

@@ -41,12 +41,14 @@ IndexingProgress = Callable[[int], None]
 
 
 def compute_source_digest(source: str) -> str:
-    """Return the hash of the content of a passages file, or of the passages in the package for `embedded`.
+    """Hash the content of a passages file, or the passages that the package brings for `embedded`.
 
-    Raises PassageError if the file cannot be read.
+    Raises:
+        PassageError: The file cannot be read.
     """
     if source == EMBEDDED:
         return _compute_embedded_digest()
+
     try:
         return file_hash(Path(source))
     except OSError as error:
@@ -81,13 +83,23 @@ def ensure_index(
     progress: IndexingProgress | None = None,
     commit_every: int = COMMIT_PASSAGES,
 ) -> Path:
-    """Return the folder of the index of `source`; build the index if it is missing or damaged.
+    """Build the index of a source of passages if it is missing or damaged.
 
-    - The folder appears only when complete. A single process builds it, others wait.
-    - A build that was killed goes on after the last `commit_every` passages that were committed.
+    - The folder appears only when it is complete. One process builds it, and others wait.
+    - If a build is killed, the next one continues after the last committed passages.
     - Every call compares all files with their hashes. A damaged index is renamed to `.damaged` and built again.
 
-    Raises PassageError.
+    Args:
+        source: A passages file, or `embedded`.
+        root: The folder for indexes, if it is not the usual one.
+        progress: Called with the number of passages indexed so far.
+        commit_every: Commit after this many passages.
+
+    Returns:
+        The folder of the index.
+
+    Raises:
+        PassageError: The passages cannot be read, or the folder cannot be written.
     """
     folder = index_folder(source, root)
     set_aside_damaged_index(folder, again=True)
@@ -96,19 +108,25 @@ def ensure_index(
             built_meanwhile = folder.is_dir()  # by the process that had the lock
             if not built_meanwhile:
                 _build_index(source, folder, progress or (lambda done: None), commit_every)
+
     return folder
 
 
 def _build_index(source: str, folder: Path, progress: IndexingProgress, commit_every: int) -> None:
-    """Build the index of a passages file in a temporary folder, and rename it to `folder` once it is complete.
+    """Build the index of a passages file in a temporary folder, and then rename this to `folder`.
 
-    The caller holds the lock. Raises PassageError.
+    The caller holds the lock.
+
+    Raises:
+        PassageError: The passages cannot be read.
     """
     if source != EMBEDDED and find_changed_unseen([Path(source)]):
         raise PassageError(f"{source} is damaged: it is not what it was when it was hashed; copy it again.")
+
     unfinished = folder.with_suffix(".building")
     write_index(read_passages(source), unfinished, progress, commit_every)
     _write_manifest(unfinished, str(folder))
+
     unfinished.replace(folder)
     sync(folder.parent)
 
@@ -122,17 +140,24 @@ def _write_manifest(folder: Path, name: str) -> None:
 
 
 def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
-    """Rename the folder of an index to `.damaged` if files in it are damaged; return these files.
+    """Rename the folder of an index to `.damaged` if files in it are damaged.
 
-    again: hash every file; otherwise files whose size and times did not change are trusted.
+    Args:
+        folder: The folder of the index.
+        again: Whether to hash every file. Otherwise files are trusted if their size and times did not change.
+
+    Returns:
+        The damaged files.
     """
     if not folder.is_dir() or not list_damaged_beside(folder / MANIFEST, again):
         return []
+
     with _lock_build(folder):
         # Another process may have renamed it, and built it again, before this one got the lock.
         damaged_files = list_damaged_beside(folder / MANIFEST, again) if folder.is_dir() else []
         if damaged_files:
             _set_aside(folder, damaged_files)
+
     return damaged_files
 
 
@@ -165,13 +190,20 @@ def schema() -> tantivy.Schema:
 
 
 def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingProgress, commit_every: int) -> None:
-    """Write passages into the index in `folder`, and commit after every `commit_every` of them.
+    """Write passages into the index in `folder`, which may already hold the first of them.
 
-    An index that has n passages already is continued after the first n, so their order must not change.
+    The passages must come in the same order each time, because an index with n passages is continued after the first n.
+
+    Args:
+        passages: All passages.
+        folder: The folder of the index.
+        progress: Called with the number of passages indexed so far.
+        commit_every: Commit after this many passages.
     """
     index = _open_index(folder)
     indexed = index.searcher().num_docs  # by a run that was killed
     progress(indexed)
+
     writer = index.writer(heap_size=HEAP_BYTES, num_threads=WRITER_THREADS)
     for passage in islice(passages, indexed, None):
         writer.add_document(_build_document(passage, number=indexed))
@@ -180,6 +212,7 @@ def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingPro
             writer.commit()
             progress(indexed)
     writer.commit()
+
     writer.wait_merging_threads()
     index.reload()
     progress(index.searcher().num_docs)

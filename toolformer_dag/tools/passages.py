@@ -40,9 +40,9 @@ class Passage:
 
 
 def snippet(passage: Passage, max_characters: int) -> str:
-    """Format a passage as a search result, `title > section > text`, on one line of at most `max_characters`.
+    """Write a passage as a search result on one line: `title > section > text`.
 
-    An empty section is left out. The line is cut at the end of a word.
+    An empty section is left out. A line of more than `max_characters` is cut at the end of a word.
     """
     parts = (passage.title, passage.section, passage.text)
     parts_on_one_line = [" ".join(part.split()) for part in parts if part.strip()]
@@ -55,12 +55,14 @@ _WITHOUT_SPACES = regex.compile(WITHOUT_SPACES)
 
 
 def cut_at_word_end(line: str, max_characters: int) -> str:
-    """Return the longest beginning of a line, of at most `max_characters`, that ends at the end of a word.
+    """Cut a line to at most `max_characters`, at the end of a word.
 
-    A first word that is too long is cut. A ` >` at the end, which separates parts of a search result, is left out.
+    If already the first word is too long, it is cut inside. A ` >` at the end, which separates the parts of a search
+    result, is removed.
     """
     if len(line) <= max_characters:
         return line
+
     cut = max_characters
     for end in range(max_characters, 0, -1):
         # In scripts without spaces, such as Chinese, every character ends a word.
@@ -68,6 +70,7 @@ def cut_at_word_end(line: str, max_characters: int) -> str:
         if is_word_end:
             cut = end
             break
+
     return line[:cut].removesuffix(" >")
 
 
@@ -90,15 +93,21 @@ class KiltPage(NamedTuple):
 
 
 def iter_kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
-    """Yield a passage per paragraph of a Wikipedia page in the format of KILT's knowledge source.
+    """Read the passages of a Wikipedia page in the format of KILT's knowledge source, one per paragraph.
 
-    page: the fields `wikipedia_id`, `wikipedia_title` and `text`, a list of paragraphs and headings. A heading
-    `Section::::A.:B.` starts the section `A > B`. The id of a passage is `PAGE:INDEX`.
+    Args:
+        page: The fields `wikipedia_id`, `wikipedia_title` and `text`, which is a list of paragraphs and headings.
+            A heading `Section::::A.:B.` starts the section `A > B`.
 
-    Raises KeyError, TypeError or AttributeError for a page of another shape.
+    Yields:
+        The passages. Their ids are of the form `PAGE:INDEX`.
+
+    Raises:
+        KeyError, TypeError, AttributeError: The page has another form.
     """
     article = _parse_kilt_page(page)
     section = ""
+
     for index, paragraph in enumerate(article.paragraphs):
         line = paragraph.strip()
         if line.startswith(SECTION_MARK):
@@ -109,12 +118,18 @@ def iter_kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
 
 
 def _parse_kilt_page(page: Mapping[str, object]) -> KiltPage:
-    """Read the fields of a page. Raises KeyError if one is missing, TypeError if one has another type."""
+    """Read the fields of a page.
+
+    Raises:
+        KeyError: A field is missing.
+        TypeError: A field has the wrong type.
+    """
     page_id = str(page["wikipedia_id"])
     title = page["wikipedia_title"]
     paragraphs = page["text"]
     if not isinstance(title, str) or not isinstance(paragraphs, list):
         raise TypeError("wikipedia_title must be a string and text a list")
+
     return KiltPage(page_id, title, paragraphs)
 
 
@@ -133,12 +148,15 @@ class PassageError(UserError):
 
 
 def read_passages(source: str) -> Iterator[Passage]:
-    """Yield all passages of `source`: `embedded`, or a file of JSON lines, gzipped if it ends in .gz.
+    """Read all passages from a source.
 
-    A line is a KILT page (`wikipedia_title`, `text` paragraphs) or a passage (`title`, `text`, optionally `id` and
-    `section`; the default id is the line number). Blank lines are skipped.
+    Args:
+        source: `embedded`, or the path of a file of JSON lines, gzipped if it ends in .gz. Each line is a KILT page
+            (`wikipedia_title`, and `text` as a list of paragraphs) or a passage (`title`, `text`, optionally `id` and
+            `section`). The default id is the line number. Blank lines are skipped.
 
-    Raises PassageError, also for a single bad line.
+    Raises:
+        PassageError: The file cannot be read, or one of its lines is bad, or it holds no passage.
     """
     if source == EMBEDDED:
         yield from _iter_embedded_passages()
@@ -155,21 +173,28 @@ def _iter_embedded_passages() -> Iterator[Passage]:
 
 
 def _iter_file_passages(file: Path) -> Iterator[Passage]:
-    """Yield the passages of a file of JSON lines, gzipped if it ends in .gz.
+    """Read the passages of a file of JSON lines, gzipped if it ends in .gz.
 
-    Raises PassageError for a file that cannot be read, a bad line, or a file without passages.
+    Raises:
+        PassageError: The file cannot be read, a line is bad, or there are no passages.
     """
     is_empty = True
+
     for number, line in _iter_numbered_lines(file):
         for passage in _parse_numbered_line(file, number, line):
             yield passage
             is_empty = False
+
     if is_empty:
         raise PassageError(f"{file}: holds no passage. A line holds `title` and `text`, or a page of KILT's source.")
 
 
 def _iter_numbered_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers from 1, unzipped if it ends in .gz. Raises PassageError."""
+    """Read the lines of a file, unzipped if it ends in .gz, and number them from 1.
+
+    Raises:
+        PassageError: The file cannot be read.
+    """
     number = 0
     try:
         require_regular(file)
@@ -190,7 +215,11 @@ def _open_file(file: Path) -> IO[bytes]:
 
 
 def _parse_numbered_line(file: Path, number: int, line: bytes) -> list[Passage]:
-    """Return the passages of line `number` of a file. Raises PassageError, which names the line, for a bad line."""
+    """Read the passages in one line of a file.
+
+    Raises:
+        PassageError: The line is bad. The message says which line it is.
+    """
     try:
         return list(_parse_line(line, number))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -202,14 +231,20 @@ def _parse_numbered_line(file: Path, number: int, line: bytes) -> list[Passage]:
 
 
 def _parse_line(line: bytes, number: int) -> Iterable[Passage]:
-    """Return the passages of line `number` of a file: a KILT page's, a single one, or none for a blank line.
+    """Read the passages in one line of a file: all of a KILT page, a single one, or none if the line is blank.
 
-    Raises an error of orjson, KeyError, TypeError or AttributeError for a line of another form.
+    Args:
+        number: Its number in the file, from 1.
+
+    Raises:
+        JSONDecodeError, KeyError, TypeError, AttributeError: The line has another form.
     """
     if number == 1:
         line = line.removeprefix(BOM_UTF8)
+
     if not line.strip():
         return ()
+
     record = orjson.loads(line)
     if "wikipedia_title" in record:
         return iter_kilt_passages(record)
@@ -217,14 +252,20 @@ def _parse_line(line: bytes, number: int) -> Iterable[Passage]:
 
 
 def _parse_passage(record: Mapping[str, Any], default_id: str) -> Passage:
-    """Return the passage that a line of JSON holds. Raises KeyError or TypeError for a record of another form."""
+    """Read the passage that a line of JSON holds.
+
+    Raises:
+        KeyError, TypeError: The record has another form.
+    """
     passage = Passage(
         id=str(record.get("id", default_id)),
         title=record["title"],
         section=record.get("section") or "",
         text=record["text"],
     )
+
     fields = (passage.title, passage.section, passage.text)
     if not all(isinstance(field, str) for field in fields):
         raise TypeError("title, section and text must be strings")
+
     return passage

@@ -38,16 +38,21 @@ class PromptExample(NamedTuple):
 
 
 def build_written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
-    """Write a tool's prompt P(x) (appendix A.2): an instruction, and two lines for each example, a text with calls.
+    """Write the prompt P(x) of a tool (appendix A.2) from examples.
 
-    `It is [Weather(city="Rome")] sunny.` becomes `Input: It is sunny.` and `Output: It is [Weather(city="Rome")]
-    sunny.`
+    It consists of an instruction and two lines per example. `It is [Weather(city="Rome")] sunny.` becomes
+    `Input: It is sunny.` and `Output: It is [Weather(city="Rome")] sunny.`
+
+    Args:
+        examples: Texts with calls.
     """
     lines = [_format_instruction(tool)]
+
     for example in examples:
         output = " ".join(example.split())
         lines.append(f"Input: {_without_calls(output, tool.name)}")
         lines.append(f"Output: {output}")
+
     return "\n".join(lines) + "\n"
 
 
@@ -77,13 +82,15 @@ def _without_calls(output: str, tool_name: str) -> str:
 
 
 def build_missing_examples_error(tool: Tool) -> ToolError:
-    """Return the error for a tool of an MCP server whose section of toolformer.toml has no `examples`.
+    """Build the error for a tool of an MCP server whose section has no `examples`.
 
-    Its message ends with lines to paste there.
+    Its message ends with lines that the user can paste into toolformer.toml.
     """
     example = f"... [{tool.name}({_format_sample_arguments(tool.schema or {})})] ..."
+
     # TOML's strings in single quotes have no escapes, so an example with a single quote is written as in JSON.
     quoted = json.dumps(example, ensure_ascii=False) if "'" in example else f"'{example}'"
+
     return ToolError(
         f"[tools.{tool.key}] (server {tool.server}) has no examples: paste these lines (without the header where it "
         "stands already), and write sentences of your texts, two to five, in place of the dots:\n"
@@ -92,19 +99,21 @@ def build_missing_examples_error(tool: Tool) -> ToolError:
 
 
 def _format_sample_arguments(schema: Schema) -> str:
-    """Write sample arguments for a call: `city="...", days=1`, for each argument that the JSON schema requires."""
+    """Write sample arguments for a call, such as `city="...", days=1`, with only the required arguments."""
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()
+
     arguments = []
     for name in list_argument_names(schema):
         if name in required:
             value = json.dumps(_choose_sample_value(properties.get(name)), ensure_ascii=False)
             arguments.append(f"{name}={value}")
+
     return ", ".join(arguments)
 
 
 def _choose_sample_value(declaration: Any) -> object:
-    """Return a value that an argument's schema allows: the first of its enum, else SAMPLE_VALUES of its type."""
+    """Choose a value for a sample call: the first of the argument's enum, or else one of its type (SAMPLE_VALUES)."""
     if not isinstance(declaration, Mapping):
         return "..."
     for value in declaration.get("enum") or ():
@@ -155,14 +164,22 @@ def _format_enum_values(declaration: Mapping[str, Any]) -> str | None:
 def check_prompt(
     text: str, name: str, source: object, *, is_users: bool = True, schema: Schema | None = None
 ) -> list[PromptExample]:
-    """Check a tool's prompt, an instruction and examples (`Input: ...`, `Output: ...`); return the examples.
+    """Check a tool's prompt, which consists of an instruction and examples (`Input: ...`, `Output: ...`).
 
-    - text: the prompt. name: the tool's name in calls. source: where the prompt is from, for messages.
-    - is_users: whether the user wrote it. Then an Output that differs from its Input by more than calls is warned of.
-    - schema: of the tool's named arguments, which all calls must fit; None if calls take one text.
+    Args:
+        text: The prompt.
+        name: The tool's name in calls.
+        source: Where the prompt is from, for messages.
+        is_users: Whether the user wrote it. Then there is a warning if an Output differs from its Input by more than
+            calls.
+        schema: The schema of the tool's named arguments, which all calls must fit. None if calls take one text.
 
-    Raises ToolError if the instruction, an example, an Output or every call is missing, or if a call is malformed or to
-    another tool.
+    Returns:
+        The examples.
+
+    Raises:
+        ToolError: The instruction, an example or an Output is missing, or no example has a call, or a call is malformed
+            or is to another tool.
     """
     examples = []
     for number, block in enumerate(_split_into_examples(text, source), 1):
@@ -170,11 +187,14 @@ def check_prompt(
         example = _parse_example(block, where)
         _check_calls(example.output, name, where, schema)
         examples.append(example)
+
     if is_users:  # two of the paper's own examples differ
         _warn_of_changed_texts(examples, name, source)
+
     has_call = any(_CALL_START.search(example.output) for example in examples)
     if not has_call:
         raise ToolError(f"{source}: no example holds a call; add calls as [{name}(input)]")
+
     return examples
 
 
@@ -186,27 +206,45 @@ def _warn_of_changed_texts(examples: Sequence[PromptExample], name: str, source:
 
 
 def _split_into_examples(text: str, source: object) -> list[str]:
-    """Return what follows each `Input:` of a prompt. Raises ToolError without an instruction or an example."""
+    """Split a prompt into what follows each `Input:`.
+
+    Raises:
+        ToolError: There is no instruction before the first example, or no example.
+    """
     instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
     if not instruction.strip():
         raise ToolError(f"{source}: no instruction before the first 'Input:' line; explain what the calls are for")
+
     if not blocks:
         raise ToolError(f"{source}: no example; add a few pairs of lines 'Input: ...' and 'Output: ...'")
+
     return blocks
 
 
 def _parse_example(block: str, where: str) -> PromptExample:
-    """Read an example from what follows its `Input:`. Raises ToolError unless it has exactly one `Output:`."""
+    """Parse an example from what follows its `Input:`.
+
+    Raises:
+        ToolError: There is not exactly one `Output:`, or a text is empty.
+    """
     parts = [part.strip() for part in re.split(r"^Output:", block, flags=re.MULTILINE)]
     if len(parts) != 2 or not all(parts):
         raise ToolError(f"{where}: write one 'Input: text' line and one 'Output: text' line")
+
     return PromptExample(*parts)
 
 
 def _check_calls(output: str, name: str, where: str, schema: Schema | None) -> None:
-    """Raise ToolError unless every call in an example parses, is to the tool `name` and fits its schema.
+    """Check that every call in an example is well-formed, is to the tool `name` and fits its schema.
 
-    output: the example's text with calls. where: names the example in messages.
+    Args:
+        output: The example's text with calls.
+        name: The tool's name.
+        where: Names the example in messages.
+        schema: The schema of the arguments, or None if calls take one text.
+
+    Raises:
+        ToolError: A call is wrong.
     """
     for body in _iter_call_bodies(output):
         call = _parse_example_call(body, name, where)
@@ -222,13 +260,19 @@ def _iter_call_bodies(output: str) -> Iterator[str]:
 
 
 def _parse_example_call(body: str, name: str, where: str) -> Call:
-    """Read a call from the text between its brackets. Raises ToolError unless it parses and is to the tool `name`."""
+    """Parse a call from the text between its brackets.
+
+    Raises:
+        ToolError: The text is not a call, or the call is not to the tool `name`.
+    """
     try:
         call = parse_call(body)
     except MalformedCall as error:
         raise ToolError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
+
     if call.tool != name:
         raise ToolError(f"{where}: [{body}] calls {call.tool!r}, but this tool's name is {name!r}; rename the call")
+
     return call
 
 
@@ -245,10 +289,14 @@ def _check_arguments(input: str, schema: Schema, where: str) -> None:
 def _warn_of_changed_text(input: str, output_text: str, where: str) -> None:
     """Log a warning if an example's Output, without its calls, is another text than its Input.
 
-    output_text: the Output without calls. where: names the example.
+    Args:
+        input: The Input.
+        output_text: The Output without its calls.
+        where: Names the example in the warning.
     """
     if output_text == input:
         return
+
     first_difference = _find_first_difference(output_text, input)
     _log.warning(
         "%s: without its calls the Output reads %r where the Input reads %r, which teaches the model to change "

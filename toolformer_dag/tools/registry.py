@@ -38,11 +38,19 @@ class PromptFile(NamedTuple):
 
 
 def _read_prompt(name: str, tool_class: type[Tool], option: str | None, root: Path) -> PromptFile:
-    """Read the prompt of a tool, the text after which a model writes calls to it. Raises ToolError.
+    """Read the prompt of a tool, the text after which a model writes calls to it.
 
-    name: the key of the tool's section, with `_chain` for the embedded prompt of chained calls.
+    Args:
+        name: The key of the tool's section, or KEY_chain for the embedded prompt of chained calls.
+        tool_class: The class of the tool.
+        option: The setting `prompt` (see `_choose_prompt_path`).
+        root: The folder to which paths are relative.
+
+    Raises:
+        ToolError: The file cannot be read.
     """
     path = _choose_prompt_path(name, tool_class, option, root)
+
     try:
         text = text_of(path).strip()
     except (OSError, ValueError) as error:
@@ -50,66 +58,94 @@ def _read_prompt(name: str, tool_class: type[Tool], option: str | None, root: Pa
             f"[tools.{name}]: {path}: the prompt cannot be read ({error}); write examples = [...], two to five "
             "sentences with calls, or set prompt = to a UTF-8 file"
         ) from error
+
     return PromptFile(path, f"{text}\n")
 
 
 def _choose_prompt_path(name: str, tool_class: type[Tool], option: str | None, root: Path) -> Path:
-    """Return the file of a tool's prompt.
+    """Choose the file with a tool's prompt.
 
-    option: the setting `prompt`: a path relative to `root`, `embedded` for the synthetic world's file NAME.txt, or None
-    for the file beside the tool's module.
+    Args:
+        name: The name of the file for `embedded`, without its ending.
+        tool_class: The class of the tool.
+        option: The setting `prompt`. It is a path relative to `root`, `embedded` for a prompt of the synthetic world,
+            or None for the file beside the tool's module.
+        root: The folder of toolformer.toml.
     """
     if option == EMBEDDED:
         return PROMPTS / f"{name}.txt"
+
     if option is not None:
         return under(root, option)
+
     module_file = Path(inspect.getfile(tool_class))
     is_built_in = module_file.parent == BUILT_IN_FOLDER
     if is_built_in:
         return module_file.with_suffix(".txt")
+
     return module_file.with_name("prompt.txt")
 
 
 def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
     """Read the prompt for chained calls of a tool, whose inputs need the results of earlier calls in the text.
 
-    option: the setting `chain_prompt`: a path relative to `root`, `embedded`, or None for the tool's usual prompt.
+    Args:
+        option: The setting `chain_prompt`. It is a path relative to `root`, `embedded`, or None for the tool's usual
+            prompt.
+        root: The folder of toolformer.toml.
 
-    Raises ToolError for a file that cannot be read, or has no example.
+    Raises:
+        ToolError: The file cannot be read, or has no example.
     """
     if option is None:
         return tool.prompt
+
     # The embedded prompt is the file KEY_chain.txt. For a file of the user's, the name is only for messages.
     name = f"{tool.key}_chain" if option == EMBEDDED else tool.key
     prompt = _read_prompt(name, type(tool), option, root)
+
     has_example = "\nInput:" in prompt.text and "\nOutput:" in prompt.text
     if not has_example:
         raise ToolError(
             f"[tools.{tool.key}]: {prompt.path}: no example; add pairs of lines 'Input: ...' and 'Output: ...'"
         )
+
     return prompt.text
 
 
 def load_enabled_tools(settings: Settings) -> dict[str, Tool]:
-    """Load the tools that the settings enable, by the key of their section, in the order of the file.
+    """Load every tool that is enabled in the settings.
 
-    Tools of sections with a sandbox run in other processes. Raises ToolError.
+    Returns:
+        The tools by the keys of their sections, in the order of the file. If a section turns its sandbox on, the
+        tool's code runs in separate processes.
+
+    Raises:
+        ToolError: A tool cannot be loaded or put into a sandbox.
     """
     options_of_tools = {key: section.options() for key, section in settings.tools.items() if section.enabled}
+
     tools = load_tools(options_of_tools, root=settings.root)
     for key, tool in tools.items():
         section = settings.tools[key]
         if section.sandbox.enabled:
+            # changes the tool in place
             wall_in(tool, section, settings.root)
     return tools
 
 
 def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Path()) -> dict[str, Tool]:
-    """Load the tool of each section, by the section's key.
+    """Load the tool of each section.
 
-    sections: the options of each. root: the folder to which paths are relative.
+    Args:
+        sections: The options of each section, by its key.
+        root: The folder to which paths are relative.
 
-    Raises ToolError, also if two tools have the same name in texts.
+    Returns:
+        The tools by the keys of their sections.
+
+    Raises:
+        ToolError: A tool cannot be loaded, or two tools have the same name in texts.
     """
     tools = {key: load_tool(key, options, root=root) for key, options in sections.items()}
     _check_names(tools)
@@ -117,7 +153,11 @@ def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Pat
 
 
 def _check_names(tools: Mapping[str, Tool]) -> None:
-    """Raise ToolError if two tools have the same name in texts."""
+    """Check that no two tools have the same name in texts.
+
+    Raises:
+        ToolError: Two tools have the same name.
+    """
     key_of_name: dict[str, str] = {}
     for key, tool in tools.items():
         first_key = key_of_name.setdefault(tool.name, key)
@@ -129,14 +169,18 @@ def _check_names(tools: Mapping[str, Tool]) -> None:
 
 
 def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -> Tool:
-    """Load the tool of section `[tools.KEY]`: its class, with validated options and a checked prompt, without weights.
+    """Load the tool of section `[tools.KEY]`, with checked options and prompt but without model weights.
 
-    - options: the section's keys; `use` names the class, see `load_tool_class`.
-    - root: the folder of toolformer.toml, to which paths are relative, and in which a user's module may lie.
+    Args:
+        key: The key of the section.
+        options: The keys and values of the section. `use` names the class (see `load_tool_class`).
+        root: The folder of toolformer.toml. Paths are relative to it, and a user's module may be in it.
 
-    Raises ToolError.
+    Raises:
+        ToolError: The tool cannot be loaded.
     """
     tool_class = load_tool_class(key, options, root)
+
     try:
         return _construct_tool(tool_class, key, options, root)
     except ValidationError as error:
@@ -173,67 +217,94 @@ def _has_written_prompt(options: ToolOptions) -> bool:
 
 
 def _with_written_prompt(tool_class: type[Tool], key: str, options: ToolOptions) -> Tool:
-    """Return a tool whose prompt is written from its examples. Raises ToolError, also without examples."""
+    """Create a tool whose prompt is written from the examples in its options.
+
+    Raises:
+        ToolError: There are no examples, or the tool or its prompt is faulty.
+    """
     tool = tool_class(key, options, "")
     _check_complete(tool)
+
     if options.examples is None:
         raise build_missing_examples_error(tool)
+
     tool.prompt = build_written_prompt(tool, options.examples)
     check_prompt(tool.prompt, tool.name, f"[tools.{key}]: examples", schema=tool.schema)
+
     return tool
 
 
 def _with_prompt_file(tool_class: type[Tool], key: str, options: ToolOptions, root: Path) -> Tool:
-    """Return a tool whose prompt is read from a file. Raises ToolError."""
+    """Create a tool whose prompt is read from a file.
+
+    Raises:
+        ToolError: The file cannot be read, or the tool or its prompt is faulty.
+    """
     prompt = _read_prompt(key, tool_class, options.prompt, root)
     tool = tool_class(key, options, prompt.text)
     _check_complete(tool)
+
     source = f"[tools.{key}]: {prompt.path}"
     is_users = prompt.path.parent != BUILT_IN_FOLDER
     check_prompt(prompt.text, tool.name, source, is_users=is_users, schema=tool.schema)
+
     return tool
 
 
 def _check_complete(tool: Tool) -> None:
-    """Raise ToolError if a tool's class lacks an attribute that it must set, or calls to it cannot be written."""
+    """Check that a tool's class sets all attributes that it must set, and that calls to the tool can be written.
+
+    Raises:
+        ToolError: They are not set, or cannot be written.
+    """
     problem = _find_class_fault(tool)
     if problem:
         raise ToolError(
             f'[tools.{tool.key}]: {type(tool).__name__} {problem}; a tool has name = one word, version = "1" and '
             "defaults = ToolDefaults(tau_s, k, m, tau_f)"
         )
+
     unwritable = None if tool.schema is None else find_schema_fault(tool.schema)
     if unwritable:
         raise ToolError(f"[tools.{tool.key}]: calls of {tool.name} cannot be written: {unwritable}; leave the tool out")
 
 
 def _find_class_fault(tool: Tool) -> str | None:
-    """Return what is wrong with the attributes of a tool's class, such as a name of two words; None if nothing is."""
+    """Find out what is wrong with the attributes of a tool's class, such as a name of two words.
+
+    Returns:
+        A message, or None if nothing is wrong.
+    """
     missing = _list_missing_attributes(tool)
     if missing:
         return f"does not set {', '.join(missing)}"
+
     if fault(Call(tool.name, "")):
         return f"has the name {tool.name!r}, which cannot stand in a call"
     return None
 
 
 def _list_missing_attributes(tool: Tool) -> list[str]:
-    """Return the required attributes that a tool does not have, or has with another type."""
+    """List the required attributes that a tool does not have, or that have the wrong type."""
     missing = []
     for name, kind in REQUIRED_ATTRIBUTES.items():
         if not isinstance(getattr(tool, name, None), kind):
             missing.append(name)
+
     if not isinstance(tool.batch_size, int) or tool.batch_size < 1:
         missing.append("a batch_size of at least 1")
+
     return missing
 
 
 def load_tool_class(key: str, options: Mapping[str, object], root: Path) -> type[Tool]:
-    """Return the class of the tool of section `[tools.KEY]`, imported from the module that the option `use` names.
+    """Import the class of the tool of section `[tools.KEY]`.
 
-    `use` is a built-in tool (`calculator`) or a user's class (`my_package.tools:MyTool`); its default is `key`.
+    The option `use` names it: a built-in tool (`calculator`) or a user's class (`my_package.tools:MyTool`). Without
+    this option it is the built-in tool with the name of the section.
 
-    Raises ToolError if there is no such class, or it is no tool.
+    Raises:
+        ToolError: There is no such class, or it is not a tool.
     """
     use = str(options.get("use", key))
     if use in list_built_in_tools():
@@ -242,18 +313,26 @@ def load_tool_class(key: str, options: Mapping[str, object], root: Path) -> type
 
 
 def _import_users_class(key: str, use: str, root: Path) -> type[Tool]:
-    """Return the class that `use` names, such as `my_package.tools:MyTool`; its module may lie in the folder `root`.
+    """Import a tool class of the user.
 
-    Raises ToolError.
+    Args:
+        key: The key of the tool's section, for messages.
+        use: The setting `use`, such as `my_package.tools:MyTool`.
+        root: A folder in which the module may be.
+
+    Raises:
+        ToolError: There is no such class, or it is not a tool.
     """
     path = _parse_class_path(key, use)
     module = _import_module(key, use, path.module, root)
+
     tool_class = getattr(module, path.name, None)
     if not _is_tool(tool_class):
         raise ToolError(
             f"[tools.{key}]: use = {use!r} is not a tool; {path.name!r} must be a class of {path.module} that derives "
             "from toolformer_dag.tools.tool.Tool and defines run"
         )
+
     return tool_class
 
 
@@ -265,7 +344,11 @@ class _ClassPath(NamedTuple):
 
 
 def _parse_class_path(key: str, use: str) -> _ClassPath:
-    """Split `my_package.tools:MyTool` into module and class. Raises ToolError for another form."""
+    """Split `my_package.tools:MyTool` into module and class.
+
+    Raises:
+        ToolError: The text has another form.
+    """
     module_name, colon, class_name = use.partition(":")
     if not colon:
         tool_names = ", ".join(list_built_in_tools())
@@ -273,9 +356,11 @@ def _parse_class_path(key: str, use: str) -> _ClassPath:
             f"[tools.{key}]: there is no built-in tool {use!r} ({tool_names}); for your own tool "
             f'write use = "{_with_colon(use)}", with a colon before the class'
         )
+
     is_module_name = all(part.isidentifier() for part in module_name.split("."))
     if not is_module_name:
         raise ToolError(f'[tools.{key}]: use = {use!r} is not a module and a class; write "my_package.tools:MyTool"')
+
     return _ClassPath(module_name, class_name)
 
 
@@ -305,10 +390,21 @@ def _is_tool(value: object) -> TypeGuard[type[Tool]]:
 
 
 def _import_module(key: str, use: str, module_name: str, root: Path) -> ModuleType:
-    """Import a user's module, which may lie in `root`. Raises ToolError, whatever the module raises."""
+    """Import a module of the user.
+
+    Args:
+        key: The key of the tool's section, for messages.
+        use: The setting `use`, for messages.
+        module_name: The name of the module.
+        root: A folder in which the module may be.
+
+    Raises:
+        ToolError: The import failed, with whatever exception.
+    """
     folder = str(root.absolute())
     if folder not in sys.path:  # a module beside toolformer.toml needs no installation
         sys.path.append(folder)
+
     try:
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the user's code may raise anything

@@ -64,27 +64,36 @@ class Router:
         self._searcher = self._index.searcher()
 
     def top(self, text: str, most: int) -> dict[str, float]:
-        """Return the tools that fit a text best, at most `most`: key of the tool -> BM25 score, the best first.
+        """Find the tools that fit a text best.
 
-        A tool that shares no word with the text is left out. Tools with equal scores are in order of keys.
+        Args:
+            most: The largest number of tools.
+
+        Returns:
+            The BM25 score of each tool by its key, the best first. Tools with equal scores are in the order of their
+            keys. A tool that shares no word with the text is left out.
         """
         query = build_any_term_query(self._schema, "terms", _parse_terms(text))
         if query is None:
             return {}
+
         scores = self._find_best_scores(query, most)  # may be of more tools, with equal scores
         ranked = sorted(scores.items(), key=_get_sort_key)
         return dict(ranked[:most])
 
     def _find_best_scores(self, query: tantivy.Query, most: int) -> dict[str, float]:
-        """Return the best score of each of the first `most` tools, and of others with the same score as the last."""
+        """Find the best scores of `most` tools, and of further tools with the same score as the last of these."""
         scores: dict[str, float] = {}
         results = self._searcher.search(query, limit=len(self._keys))
+
         for score, address in results.hits:  # the best comes first
             has_enough = len(scores) >= most
             if has_enough and score < min(scores.values()):  # below the last of the tools so far
                 break
+
             key = self._keys[self._read_text_number(address)]  # of the tool that the text describes
             scores.setdefault(key, float(score))  # a tool has several texts; the best of them comes first
+
         return scores
 
     def _read_text_number(self, address: tantivy.DocAddress) -> int:
@@ -126,15 +135,20 @@ def _get_sort_key(key_and_score: tuple[str, float]) -> tuple[float, str]:
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
-    """Return a function that chooses which tools may be called after a text; None if all may.
+    """Build a function that chooses which tools may be called after a text.
 
-    It takes a text and the allowed names, and returns the `most` that fit the last LAST_WORDS words best.
+    It takes a text and the allowed names, and returns the names that best fit the last LAST_WORDS words.
 
-    - tools: all tools, by their names in texts.
-    - most: how many tools are chosen; 0 for no limit.
+    Args:
+        tools: All tools, by their names in texts.
+        most: How many tools are chosen. 0 means that there is no limit.
+
+    Returns:
+        The function, or None if no choice is needed.
     """
     if not _needs_choice(tool_count=len(tools), most=most):
         return None
+
     router = Router(list(tools.values()))  # ranks all tools by how well they fit a text
     names_by_key = {tool.key: name for name, tool in tools.items()}
     return _Choice(router, names_by_key, most)  # is called as a function

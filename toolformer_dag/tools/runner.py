@@ -36,16 +36,26 @@ CallBatch = Sequence[ToolCall]
 def check_results(
     tool: Tool, batch: CallBatch, results: object, max_characters: int, seconds: float
 ) -> list[ToolResult]:
-    """Check and clean what a tool's `run` returned for a batch of calls; return a result per call.
+    """Check and clean what a tool's `run` returned for a batch of calls.
 
-    - results: what it returned. Raises ToolDown unless this is a list or tuple with an entry per call.
-    - max_characters: the length at which a result's text is cut.
-    - seconds: how long the batch took; each call gets an equal share unless its result has seconds of its own.
+    Args:
+        batch: The calls.
+        results: What `run` returned.
+        max_characters: Longer results are cut.
+        seconds: How long the batch took. Each call gets an equal share, unless its result has its own time.
+
+    Returns:
+        A result per call.
+
+    Raises:
+        ToolDown: `results` is not a list or tuple with one entry per call.
     """
     if not isinstance(results, list | tuple):
         raise _build_return_error(tool, batch, f"a {type(results).__name__}")
+
     if len(results) != len(batch):
         raise _build_return_error(tool, batch, f"{len(results)} results")
+
     seconds_per_call = seconds / max(len(batch), 1)
     return [to_plain_result(tool.key, result, max_characters, seconds_per_call) for result in results]
 
@@ -59,32 +69,38 @@ def _build_return_error(tool: Tool, batch: CallBatch, returned: str) -> ToolDown
 
 
 def to_plain_result(key: str, value: object, max_characters: int, seconds: float) -> ToolResult:
-    """Return a result whose fields have their declared types, whatever a tool returned for a call.
+    """Convert what a tool returned for one call to a ToolResult with the declared types.
 
-    A value that is no ToolResult becomes a lost call, with the reason `lost:not_a_result`.
+    Anything but a ToolResult becomes a lost call with the reason `lost:not_a_result`.
 
-    - key: of the tool, for warnings.
-    - seconds: for a result without seconds of its own.
+    Args:
+        key: The tool's key, for warnings.
+        value: What the tool returned.
+        max_characters: A longer result is cut.
+        seconds: How long the call took. It is used if the result does not say so itself.
     """
     if not isinstance(value, ToolResult):
         _warn_once(key, f"run returned a {type(value).__name__} in place of a ToolResult; the call counts as lost")
         return ToolResult(None, f"{LOST}not_a_result", seconds)
+
     cost = _parse_cost(key, value.cost)
     seconds = amount(value.seconds) or seconds
     return replace(_clean_tool_result(value, max_characters), seconds=seconds, cost=cost)
 
 
 def _clean_tool_result(value: ToolResult, max_characters: int) -> ToolResult:
-    """Return the text of a result, cleaned and cut to `max_characters`, or the reason why there is none.
+    """Clean the text of a result and cut it to `max_characters`, or clean the reason why there is no text.
 
-    Reasons besides the tool's: `not_a_text` (nor a number), `empty_result`, `no_reason`.
+    If the tool gives no usable text, the reason becomes `not_a_text`, `empty_result` or `no_reason`.
     """
     if value.result is None:
         reason = clean_result(_to_text(value.reason) or "", REASON_CHARACTERS)
         return ToolResult(None, reason or "no_reason")
+
     text = _to_text(value.result)
     if text is None:
         return ToolResult(None, "not_a_text")
+
     cleaned_text = clean_result(text, max_characters)
     return ToolResult(cleaned_text) if cleaned_text else ToolResult(None, "empty_result")
 
@@ -98,24 +114,36 @@ def _parse_cost(key: str, cost: object) -> float | None:
 
 
 def amount(value: Any) -> float | None:
-    """Read an amount, finite and not negative: 0.0004, Decimal("0.0004"), "0.0004", "$0.0004"; None for the rest."""
+    """Read an amount in any usual form: 0.0004, Decimal("0.0004"), "0.0004" or "$0.0004".
+
+    Returns:
+        The amount, or None for anything that is not a finite number of at least 0.
+    """
     if value is None or isinstance(value, bool):
         return None
+
     try:
         if isinstance(value, str):
             value = value.strip().removeprefix("$")
         number = float(value)
     except Exception:  # noqa: BLE001 - objects of a user's backend may raise anything
         return None
+
     return number if 0 <= number < math.inf else None
 
 
 def _to_text(value: object) -> str | None:
-    """Return a text or a finite number as text; None for anything else."""
+    """Convert a text or a finite number to text.
+
+    Returns:
+        The text, or None for anything else.
+    """
     if isinstance(value, str):
         return str.__str__(value)  # without what a subclass may have overridden
+
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+
     try:
         return str(value) if math.isfinite(value) else None
     except (OverflowError, ValueError):  # an integer of thousands of digits
@@ -150,12 +178,21 @@ class TimedWorker:
         self._jobs = _start_thread()
 
     def outcome(self, function: Callable[[], object], seconds: float) -> object:
-        """Run `function` in the worker's thread; return what it returns or, as a value, the exception that it raises.
+        """Run a function in the thread of this worker.
 
-        Raises TimeoutError after `seconds`.
+        Args:
+            function: The function, without arguments.
+            seconds: The time limit.
+
+        Returns:
+            What the function returned, or the exception that it raised (returned as a value).
+
+        Raises:
+            TimeoutError: The time is up. The function goes on in its old thread, and a new thread takes the next one.
         """
         future: Future[object] = Future()
         self._jobs.put(Job(function, future))
+
         try:
             error = future.exception(seconds)  # waits for the function to end
         except TimeoutError:
@@ -223,9 +260,16 @@ class BatchFailure:
 def run_calls(
     tool: Tool, calls: CallBatch, limits: ToolLimits, answers: dict[ToolCall, ToolResult] | None = None
 ) -> list[ToolResult]:
-    """Run a single list of calls of a tool under its limits, and return a result per call, in order.
+    """Run a list of calls to a tool under its limits.
 
-    answers: a dictionary that gets each answer as it comes. Raises ToolDown, see `Runner.run`.
+    Args:
+        answers: If given, gets each answer as soon as it comes.
+
+    Returns:
+        A result per call, in order.
+
+    Raises:
+        ToolDown: The tool cannot be used (see `Runner.run`).
     """
     return Runner(tool, limits).run(calls, answers)
 
@@ -252,27 +296,35 @@ class Runner:
         self._is_prepared = False
 
     def run(self, calls: CallBatch, answers: dict[ToolCall, ToolResult] | None = None) -> list[ToolResult]:
-        """Run calls of the tool, equal ones once; return a result per call, in order, cleaned for writing into a text.
+        """Run calls of the tool, and equal calls only once.
 
-        answers: a dictionary that gets each answer as it comes, so that the caller has those before an error.
+        Args:
+            answers: If given, gets each answer as soon as it comes. So the caller has those that came before an error.
 
-        Raises ToolDown if the tool raises it or another UserError, violates its interface, or loses FAILURES_IN_A_ROW
-        calls in a row.
+        Returns:
+            A result per call, in order, cleaned so that it can be written into a text.
+
+        Raises:
+            ToolDown: The tool raised this or another UserError, returned something of the wrong form, or lost
+                FAILURES_IN_A_ROW calls in a row.
         """
         if answers is None:
             answers = {}
         if calls:
             self._prepare_once()
+
         distinct_calls = dict.fromkeys(calls)
         # Each call gets its answer in `answers` from one of these two: the first answers those that cannot be parsed.
         parsed_calls = self._with_arguments(distinct_calls, answers)
         self._run_in_batches(parsed_calls, answers)
+
         return [answers[call] for call in calls]
 
     def _run_in_batches(self, calls: CallBatch, answers: dict[ToolCall, ToolResult]) -> None:
-        """Run calls in batches of the tool's size, in several threads if the limits allow; fill `answers`."""
+        """Run calls in batches, in several threads if the limits allow this, and put their results into `answers`."""
         batches = _batches(calls, self._tool.batch_size)
         queue = BatchQueue(batches)
+
         thread_count = min(self._limits.concurrency, len(batches))
         if thread_count <= 1:
             self._run_batches(queue, answers)  # in this thread, so that an interrupt takes effect immediately
@@ -288,10 +340,15 @@ class Runner:
         self._is_prepared = True
 
     def _with_arguments(self, calls: Iterable[ToolCall], answers: dict[ToolCall, ToolResult]) -> list[ToolCall]:
-        """Parse the named arguments of each call, and return the calls with them.
+        """Parse the named arguments of each call.
 
-        Calls that cannot be parsed are left out and get a reason in `answers`. Raises ToolDown if parsing raises
-        anything but BadArguments.
+        A call that cannot be parsed is answered with a reason in `answers`, and left out of what is returned.
+
+        Returns:
+            The other calls, with their arguments.
+
+        Raises:
+            ToolDown: Parsing raised something else than BadArguments.
         """
         parsed_calls = []
         for call in calls:
@@ -307,7 +364,11 @@ class Runner:
         return parsed_calls
 
     def _run_in_threads(self, thread_count: int, queue: BatchQueue, answers: dict[ToolCall, ToolResult]) -> None:
-        """Let threads run the queue's batches. Raises the first error, after all threads have ended."""
+        """Run the batches of a queue in several threads, and wait until all have ended.
+
+        Raises:
+            Exception: The first error of a thread.
+        """
         with ThreadPoolExecutor(thread_count) as pool:
             try:
                 threads = [pool.submit(self._run_batches, queue, answers) for _ in range(thread_count)]
@@ -317,8 +378,12 @@ class Runner:
                 queue.stop()
 
     def _run_batches(self, queue: BatchQueue, answers: dict[ToolCall, ToolResult]) -> None:
-        """Take batches from the queue and put their results into `answers`, until none is left; thread-safe."""
+        """Run batches from a queue until none is left, and put their results into `answers`.
+
+        Several threads do this at once.
+        """
         worker = TimedWorker()
+
         try:
             for batch in queue:
                 for call, result in self._iter_results(batch, worker):
@@ -329,12 +394,14 @@ class Runner:
             worker.close()
 
     def _iter_results(self, batch: CallBatch, worker: TimedWorker) -> Iterator[tuple[ToolCall, ToolResult]]:
-        """Run a batch; yield each call with its result.
+        """Run a batch. If it fails as a whole, run each of its calls alone.
 
-        If the batch fails, each of its calls runs alone; a call that fails alone has the reason `lost:...`.
+        Yields:
+            Each call with its result. If a call fails alone, its result has a reason `lost:...`.
         """
         start_time = time.monotonic()
         outcome = self._run_with_retries(batch, worker)
+
         if not isinstance(outcome, BatchFailure):
             yield from zip(batch, outcome, strict=True)
         elif len(batch) > 1:
@@ -346,16 +413,22 @@ class Runner:
             yield batch[0], lost_result
 
     def _run_with_retries(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
-        """Run a batch, and again after a pause while the tool raises RetryableError, as often as the limits allow.
+        """Run a batch. As long as the tool raises RetryableError, wait and try again, as often as the limits allow.
 
-        Returns a result per call, or why the last try failed. Raises ToolDown.
+        Returns:
+            A result per call, or the reason why the last try failed.
+
+        Raises:
+            ToolDown: The tool cannot be used.
         """
         outcome = self._run_once(batch, worker)
+
         for retry in range(self._limits.retries):
             if outcome != BatchFailure("unavailable"):
                 break
             time.sleep(self._compute_pause(retry))
             outcome = self._run_once(batch, worker)
+
         return outcome
 
     def _compute_pause(self, retry: int) -> float:
@@ -365,48 +438,73 @@ class Runner:
         return min(seconds, LONGEST_PAUSE)
 
     def _run_once(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
-        """Connect the tool, wait until the rate limit allows the calls, and run them.
+        """Run a batch once, after connecting to the tool and waiting for the rate limit.
 
-        Returns a result per call, or why the batch failed. Raises ToolDown.
+        Returns:
+            A result per call, or the reason why the batch failed.
+
+        Raises:
+            ToolDown: The tool cannot be used.
         """
         try:
             self._tool.connect()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
             return self._log_failure(batch, error)
+
         self._wait_for_rate(len(batch))
         return self._run_in_time(batch, worker)
 
     def _run_in_time(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
-        """Run a batch in the worker's thread within its time limit; return the checked results, or why it failed.
+        """Run a batch in the worker's thread, within the time limit.
 
-        Raises ToolDown if the tool raised a UserError, or returned anything but a result per call.
+        Returns:
+            A result per call, checked and cleaned, or the reason why the batch failed.
+
+        Raises:
+            ToolDown: The tool raised a UserError, or returned anything but one result per call.
         """
         most_seconds = self._limits.timeout_s * len(batch)
         start_time = time.monotonic()
+
         try:
             results_or_error = worker.outcome(lambda: self._tool.run(batch), most_seconds)
         except TimeoutError:
             self._tool.timed_out()  # lets the tool release what hangs, such as a connection
             self._warn_of_lost(batch, f"no answer in {most_seconds:g} s")
             return BatchFailure("timeout")
+
         if isinstance(results_or_error, BaseException):  # what the tool raised, returned by the worker
             return self._log_failure(batch, results_or_error)
+
         seconds = time.monotonic() - start_time
         return check_results(self._tool, batch, results_or_error, self._limits.max_result_characters, seconds)
 
     def _wait_for_rate(self, call_count: int) -> None:
-        """Sleep until `call_count` further calls may start; the calls of this process are spread evenly over time."""
+        """Wait until the rate limit allows some further calls. Calls of this process are spread evenly over time.
+
+        Args:
+            call_count: The number of calls that are to start.
+        """
         rate = self._limits.rate_per_s or math.inf
         with self._counting:
             start_time = max(time.monotonic(), self._next_start)
             self._next_start = start_time + call_count / rate
+
         time.sleep(max(0.0, start_time - time.monotonic()))
 
     def _log_failure(self, batch: CallBatch, error: BaseException) -> BatchFailure:
-        """Log the exception that a batch raised, and return it as a BatchFailure. Raises ToolDown for a UserError."""
+        """Log an exception that was raised for a batch.
+
+        Returns:
+            The failure, with a short reason.
+
+        Raises:
+            ToolDown: The exception is a UserError.
+        """
         if isinstance(error, UserError):
             with blame_tool(self._tool, "run"):
                 raise error
+
         self._warn_of_lost(batch, described(error))
         reason = "unavailable" if isinstance(error, RetryableError) else type(error).__name__
         return BatchFailure(reason)
@@ -416,12 +514,17 @@ class Runner:
         _log.warning("%s: %d calls from %.80r on: %s", self._tool.key, len(batch), batch[0].input, message)
 
     def _count_result(self, result: ToolResult) -> None:
-        """Count a finished call. Raises ToolDown if it is the last of FAILURES_IN_A_ROW lost calls in a row."""
+        """Count a finished call.
+
+        Raises:
+            ToolDown: It is the last of FAILURES_IN_A_ROW lost calls in a row.
+        """
         # Batches that run at once end in any order, so the number in a row may be a few off.
         with self._counting:
             self.finished += 1
             self._lost_in_a_row = self._lost_in_a_row + 1 if result.lost else 0
             is_down = self._lost_in_a_row >= FAILURES_IN_A_ROW
+
         if is_down:
             why = str(result.reason).removeprefix(LOST)
             raise ToolDown(

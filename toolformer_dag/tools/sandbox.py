@@ -101,11 +101,17 @@ class SandboxEnded(Exception):
 
 
 def wall_in(tool: Tool, section: ToolSettings, root: Path) -> None:
-    """Replace `run`, `prepare`, `connect` and `timed_out` of a tool by a Wall's, which uses other processes.
+    """Let a tool run in separate sandboxed processes, by replacing its `run`, `prepare`, `connect` and `timed_out`.
 
-    The methods that select texts and propose calls still run in this process.
+    Its methods that select texts and propose calls still run in this process.
 
-    Raises ToolError for a built-in tool, and for a tool whose class overrides `at_inference`.
+    Args:
+        tool: The tool, which is changed in place.
+        section: The tool's section of the settings.
+        root: The project folder.
+
+    Raises:
+        ToolError: The tool is built in, or its class overrides `at_inference`.
     """
     _check_may_be_walled(tool, section)
     wall = Wall(tool, section, root)
@@ -114,11 +120,16 @@ def wall_in(tool: Tool, section: ToolSettings, root: Path) -> None:
 
 
 def _check_may_be_walled(tool: Tool, section: ToolSettings) -> None:
-    """Raise ToolError for a built-in tool, and for a tool whose class overrides `at_inference`."""
+    """Check that a tool may run in a sandbox.
+
+    Raises:
+        ToolError: The tool is built in, or its class overrides `at_inference`.
+    """
     use = str(section.options().get("use", ""))
     is_users_class = ":" in use  # such as "my_tools:Weather"
     if not is_users_class:
         raise ToolError(f"[tools.{tool.key}] sandbox: only tools of your own have one; remove the key")
+
     if type(tool).at_inference is not Tool.at_inference:
         raise ToolError(f"[tools.{tool.key}] sandbox: the tool is another one at inference; remove its at_inference")
 
@@ -131,15 +142,18 @@ class Wall:
     """
 
     def __init__(self, tool: Tool, section: ToolSettings, root: Path) -> None:
-        """Prepare the command that starts the processes, and the first request to each; start none yet.
+        """Prepare the command that starts the processes, without starting one.
 
-        section: the tool's section of the settings, with the limits of the sandbox. root: the project folder.
+        Args:
+            section: Its section of the settings, with the limits of the sandbox.
+            root: The project folder.
         """
         self._key = tool.key
         self._timeout_s = section.limits.timeout_s  # of a call
         self._variables = section.sandbox.env  # names of environment variables that the tool sees
         self._setup = _setup(tool, section, root)
         self._bubblewrap = _bubblewrap(tool, section, root)
+
         self._idle: list[WalledProcess] = []  # appended to and popped from by several threads
         weakref.finalize(self, _end_processes, self._idle)  # ends the idle processes when this object is gone
 
@@ -155,19 +169,27 @@ class Wall:
         """Do nothing: `run` kills the process that takes too long."""
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Let a process run the calls, and return a result per call.
+        """Run calls in one of the processes.
 
-        Raises what the tool raised, and SandboxEnded if the process gave no proper answer.
+        Returns:
+            A result per call.
+
+        Raises:
+            SandboxEnded: The process gave no proper answer.
+            Exception: Whatever the tool raised.
         """
         process = self._take_or_start_process()
         request = {"calls": [(call.input, call.context) for call in calls]}
         most_seconds = self._timeout_s * len(calls) + GRACE_SECONDS
+
         answer = process.ask(request, most_seconds)  # {"results": [...]} or {"raised": [...], "spent": True}
+
         may_have_met_a_limit = answer.get("spent")  # memory may be short now, or processes of the tool left over
         if may_have_met_a_limit:
             process.end()
         else:
             self._idle.append(process)
+
         results = []
         for result, reason, seconds, cost in _get_results_or_raise(answer):  # raises what the tool raised
             results.append(ToolResult(result, reason, seconds, cost))
@@ -184,20 +206,31 @@ class Wall:
                 return process
 
     def _start_process(self) -> "WalledProcess":
-        """Start a process and let it load the tool. Raises ToolDown if nothing can run behind a wall."""
+        """Start a process and let it load the tool.
+
+        Raises:
+            ToolDown: Nothing can run in a sandbox on this machine.
+            Exception: Whatever the tool raised while it was loaded.
+        """
         self._check_possible()
         process = self._launch_process()
         # The kernel counts limits by user, so each process of root's becomes a user that no other process has: a random
         # number of a billion, above those of real users.
         unused_user = FIRST_USER + randbelow(FIRST_USER)
         answer = process.ask({**self._setup, "user": unused_user})  # the setup names the tool, its options and limits
+
         if "raised" in answer:  # the tool could not be loaded
             process.end()
             _get_results_or_raise(answer)  # raises what the tool raised
+
         return process
 
     def _check_possible(self) -> None:
-        """Raise ToolDown if nothing can run behind a wall on this machine."""
+        """Check that programs can run in a sandbox on this machine.
+
+        Raises:
+            ToolDown: They cannot. The message says why.
+        """
         obstacle = _find_obstacle(self._bubblewrap)
         if obstacle:
             raise ToolDown(
@@ -206,7 +239,7 @@ class Wall:
             )
 
     def _launch_process(self) -> "WalledProcess":
-        """Start a process that waits for its setup."""
+        """Start a process, which then waits to be told which tool to load."""
         program = [sys.executable, "-I", "-c", BOOTSTRAP_CODE, json.dumps(sys.path)]
         call_filter = _build_call_filter(self._bubblewrap)
         variables = {name: os.environ[name] for name in self._variables if name in os.environ}
@@ -216,7 +249,7 @@ class Wall:
 
 
 def _setup(tool: Tool, section: ToolSettings, root: Path) -> dict[str, object]:
-    """Return the request by which a new process loads the tool."""
+    """Build the first request to a new process, which tells it to load the tool."""
     return {
         "key": tool.key,
         "options": dict(section.options()),
@@ -247,17 +280,20 @@ class WalledProcess:
     ) -> None:
         """Start a program in a bubblewrap sandbox.
 
-        - bubblewrap: the command `bwrap` with its options.
-        - program: the words of the command that runs inside.
-        - call_filter: the compiled seccomp program that refuses system calls; None to refuse none.
-        - variables: environment variables, besides BASIC_VARIABLES.
+        Args:
+            bubblewrap: The command `bwrap` with its options.
+            program: The command that runs inside, as words.
+            call_filter: A compiled seccomp program that refuses some system calls, or None to refuse none.
+            variables: Environment variables for the program, besides BASIC_VARIABLES.
         """
         command, *options = bubblewrap
         executable = shutil.which(command) or command
         all_variables = {**BASIC_VARIABLES, **variables}
+
         with _open_filter_option(call_filter) as filter_option:
             words = [executable, *filter_option.words, *options, *program]
             self._process = _start_command(words, all_variables, filter_option.descriptors)
+
         self._copy_error_output()
 
     def _copy_error_output(self) -> None:
@@ -273,11 +309,19 @@ class WalledProcess:
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, object], seconds: float = threading.TIMEOUT_MAX) -> dict[str, Any]:
-        """Send a request and return its answer: {"results": [...]} or {"raised": [name, message]}.
+        """Send a request to the process and wait for the answer.
 
-        Raises SandboxEnded, and kills the process, if it does not answer properly within `seconds`.
+        Args:
+            seconds: The time limit.
+
+        Returns:
+            {"results": [...]}, or {"raised": [name, message]} if the tool raised an exception.
+
+        Raises:
+            SandboxEnded: There was no proper answer in time. The process is killed then.
         """
         number = uuid4().hex
+
         try:
             with self._kill_after(seconds):
                 self._send({"number": number, **request})
@@ -289,7 +333,7 @@ class WalledProcess:
 
     @contextmanager
     def _kill_after(self, seconds: float) -> Iterator[None]:
-        """Kill the process if the `with` block takes longer than `seconds`."""
+        """Kill the process if the `with` block takes longer than this many seconds."""
         timer = threading.Timer(seconds, self._process.kill)
         timer.daemon = True
         timer.start()
@@ -322,7 +366,13 @@ class WalledProcess:
 def _start_command(
     words: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start a command with these environment variables, open descriptors, and a pipe for each standard stream."""
+    """Start a command with pipes to its standard streams.
+
+    Args:
+        words: The command and its arguments.
+        variables: All its environment variables.
+        descriptors: Open file descriptors that the command inherits.
+    """
     return subprocess.Popen(
         words,
         env=variables,
@@ -334,15 +384,24 @@ def _start_command(
 
 
 def _check_answer(answer: Any, number: str) -> dict[str, Any]:
-    """Return the answer to the request with this number, without its key `number`, once its form was checked.
+    """Check the form of an answer, because a hostile tool may have written it.
 
-    - {"results": [["18 degrees", None, 0.1, None]]}: per call the result, reason, seconds and cost of a ToolResult
-    - {"raised": ["ToolDown", "no network"]}: the type and the message of an exception
+    Args:
+        answer: What the process printed, parsed from JSON.
+        number: The number of the request, which the answer has to repeat.
 
-    Raises ValueError for any other answer, since a hostile tool may have written it.
+    Returns:
+        The answer without this number. It has one of two forms:
+
+        - {"results": [["18 degrees", None, 0.1, None]]}: for each call, the result, reason, seconds and cost
+        - {"raised": ["ToolDown", "no network"]}: the type and the message of an exception
+
+    Raises:
+        ValueError: The answer has another form, or belongs to another request.
     """
     if not isinstance(answer, dict) or answer.pop("number", None) != number:
         raise ValueError("it is no answer to this request")  # a process that the tool has forked may answer too
+
     if "raised" in answer:
         _check_raised(answer["raised"])
     _check_results(answer.get("results") or [])
@@ -363,9 +422,10 @@ def _check_results(results: Any) -> None:
 
 
 def _is_result(fields: Any) -> bool:
-    """Return whether a value has the four fields of a ToolResult, with a text or a reason."""
+    """Check that a value has the four fields of a ToolResult, with either a result or a reason."""
     if not isinstance(fields, list) or len(fields) != len(FIELD_TYPES):
         return False
+
     have_types = all(isinstance(value, kind) for value, kind in zip(fields, FIELD_TYPES, strict=True))
     result, reason, *_ = fields
     return have_types and (result is None) != (reason is None)
@@ -380,10 +440,14 @@ class _FilterOption(NamedTuple):
 
 @contextmanager
 def _open_filter_option(call_filter: bytes | None) -> Iterator[_FilterOption]:
-    """Yield the option for a compiled filter of system calls; its descriptor is open in the `with` block."""
+    """Make bubblewrap's option for a filter of system calls.
+
+    bubblewrap reads the filter from a file descriptor, which is open during the `with` block.
+    """
     if call_filter is None:
         yield _FilterOption(words=[], descriptors=[])
         return
+
     read_end, write_end = os.pipe()
     try:
         os.write(write_end, call_filter)  # far less than a pipe holds
@@ -399,9 +463,9 @@ def _end_processes(processes: Sequence[WalledProcess]) -> None:
 
 
 def _copy_error_output(error_output: IO[bytes]) -> None:
-    """Copy what a tool writes to its standard error to that of this process, at most MOST_ERROR_OUTPUT bytes.
+    """Copy what a tool writes to its standard error to the standard error of this process.
 
-    Control characters, which could change the terminal, become U+FFFD.
+    At most MOST_ERROR_OUTPUT bytes are copied. Control characters, which could affect the terminal, become U+FFFD.
     """
     bytes_left = MOST_ERROR_OUTPUT
     with error_output, suppress(OSError, ValueError):  # one of the two streams may be closed
@@ -412,7 +476,7 @@ def _copy_error_output(error_output: IO[bytes]) -> None:
 
 
 def _without_control_characters(text: str) -> str:
-    """Return a text with U+FFFD for every character that is neither printable nor "\\n" or "\\t"."""
+    r"""Replace every character by U+FFFD that is neither printable nor "\n" or "\t"."""
     harmless = []
     for character in text:
         is_harmless = character.isprintable() or character in "\n\t"
@@ -421,14 +485,21 @@ def _without_control_characters(text: str) -> str:
 
 
 def _get_results_or_raise(answer: Mapping[str, Any]) -> list[Any]:
-    """Return the results in an answer: for each call a list of ToolResult's fields, [result, reason, seconds, cost].
+    """Return the results in an answer, or raise the exception that the tool raised.
 
-    Raises what the tool raised: RetryableError, ToolDown, UserError, or a new type of Exception with the same name.
+    Args:
+        answer: {"results": [...]} or {"raised": [name, message]}.
 
-    answer: {"results": [...]} or {"raised": [name, message]}.
+    Returns:
+        For each call a list [result, reason, seconds, cost].
+
+    Raises:
+        Exception: What the tool raised: RetryableError, ToolDown, UserError, or a new exception type with the
+            same name.
     """
     if "raised" not in answer:
         return list(answer.get("results") or ())
+
     name, message = map(str, answer["raised"])
     for error_type in (RetryableError, ToolDown, UserError):
         if name == error_type.__name__:
@@ -437,18 +508,20 @@ def _get_results_or_raise(answer: Mapping[str, Any]) -> list[Any]:
 
 
 def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...]:
-    """Return the command line up to the program that it encloses: `bwrap` with its options, and `--`.
+    """Build the command line that comes before the program in the sandbox: `bwrap` with its options, and `--`.
 
-    The program sees some files, read-only, and the empty folder SCRATCH_FOLDER, which it may write to.
+    The program sees some files, which it cannot change, and an empty folder to write to (SCRATCH_FOLDER).
     """
     sandbox = section.sandbox
     scratch_bytes = sandbox.scratch_mib * 2**20
     visible_paths = _list_visible_paths(tool, section, root)
+
     is_root = os.geteuid() == 0
     network_options = () if sandbox.network else ("--unshare-net",)
     user_options = ROOT_CAPABILITIES if is_root else ()  # root's process becomes another user before it runs the tool
     scratch_options = ("--size", str(scratch_bytes), "--perms", "1777", "--tmpfs", SCRATCH_FOLDER)
     last_options = ("--remount-ro", "/", "--chdir", SCRATCH_FOLDER, "--")
+
     return (
         *NAMESPACES,
         *network_options,
@@ -460,12 +533,13 @@ def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...
 
 
 def _list_visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
-    """Return what a tool sees in its sandbox: the system, Python, its code, paths in its options, `sandbox.reads`.
+    """List what a tool sees in its sandbox: the system, Python, its own code, and paths named in the settings.
 
-    Paths that do not exist, or that lie in another of these folders, are left out.
+    Paths that do not exist are left out, and so are paths inside another listed folder.
     """
     network_files = NETWORK_FILES if section.sandbox.network else ()
     settings_paths = [under(root, path).absolute() for path in section.sandbox.reads]
+
     return _select_outermost(
         [
             *(Path(path) for path in SYSTEM_FILES),
@@ -479,10 +553,11 @@ def _list_visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[P
 
 
 def _build_bind_options(visible: Sequence[Path]) -> list[str]:
-    """Return bubblewrap's options that make these paths visible, read-only: `--ro-bind /usr /usr` for /usr."""
+    """Build bubblewrap's options that make paths visible but not writable, such as `--ro-bind /usr /usr`."""
     words = []
     for folder in _list_folders_above(visible):  # with permissions for everybody: the program may run as another user
         words += ["--perms", "0755", "--dir", str(folder)]
+
     for path in visible:
         words += ["--ro-bind", str(path), str(path)]
     return words
@@ -497,8 +572,9 @@ def _list_folders_above(paths: Sequence[Path]) -> list[Path]:
 
 
 def _select_outermost(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths that exist, each once and in order, without those that lie in another of them."""
+    """Remove paths that do not exist, repeated paths, and paths inside another one of them. Keep their order."""
     existing = dict.fromkeys(path for path in paths if path.exists())
+
     outermost = []
     for path in existing:
         is_in_another = any(parent in existing for parent in path.parents)
@@ -516,12 +592,14 @@ def _list_python_folders() -> list[Path]:
 
 
 def _list_code_paths(tool: Tool) -> list[Path]:
-    """Return the folder of a tool's package; for a module without a package, all modules in its folder."""
+    """List the paths of a tool's code: the folder of its package, or all modules beside a single module."""
     module_file = Path(inspect.getfile(type(tool))).absolute()
     package_name = type(tool).__module__.partition(".")[0]
+
     for folder in module_file.parents:
         if folder.name == package_name:
             return [folder]
+
     return sorted(module_file.parent.glob("*.py"))
 
 
@@ -532,13 +610,15 @@ def _list_option_paths(options: ToolOptions) -> list[Path]:
 
 @cache
 def _build_call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
-    """Return the compiled filter of system calls, once an empty Python program has run under it.
+    """Compile the filter of system calls, and check that an empty Python program runs with it.
 
-    Returns None, with a warning, if it does not run, or if this kind of processor has no filter.
+    Returns:
+        The filter. None, with a warning, if the program does not run, or if there is no filter for this processor.
     """
     call_filter = build_refusing_filter()
     if call_filter is not None and _can_run_under(call_filter, bubblewrap):
         return call_filter
+
     _log.warning(
         "sandbox: no filter of system calls (seccomp) on this machine: keys of the session can be read behind the "
         "wall, and shared memory of System V counts for no limit"
@@ -547,7 +627,7 @@ def _build_call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
 
 
 def _can_run_under(call_filter: bytes, bubblewrap: tuple[str, ...]) -> bool:
-    """Return whether an empty Python program runs in a sandbox with a filter of system calls."""
+    """Check whether an empty Python program runs in a sandbox with a filter of system calls."""
     command, *options = bubblewrap
     with _open_filter_option(call_filter) as filter_option:
         trial = subprocess.run(
@@ -560,11 +640,17 @@ def _can_run_under(call_filter: bytes, bubblewrap: tuple[str, ...]) -> bool:
 
 @cache
 def _find_obstacle(bubblewrap: tuple[str, ...]) -> str | None:
-    """Return why no program can run behind this wall; None if one can. Tries it once per process."""
+    """Find out why programs cannot run in this sandbox, by running an empty one.
+
+    Returns:
+        The reason, or None if they can.
+    """
     if shutil.which("bwrap") is None:
         return "there is no program `bwrap`"
+
     trial = subprocess.run([*bubblewrap, sys.executable, "-I", "-c", ""], capture_output=True)
     if trial.returncode == 0:
         return None
+
     message = " ".join(trial.stderr.decode(errors="replace").split())
     return f"the kernel does not allow it ({message:.300})"

@@ -104,12 +104,15 @@ class _Answers:
 
 
 def _limit_resources(sandbox: Mapping[str, Any], user: int) -> None:
-    """Give up root's rights, and limit what this process and its children may use, for good.
+    """Give up the rights of root, and limit what this process and its children may use, permanently.
 
-    - sandbox: the limits memory_gib (besides the memory in use), processes (with threads), scratch_mib (of a file).
-    - user: the number of the user that this process becomes if it is root's.
+    Args:
+        sandbox: The limits: memory_gib (besides the memory already in use), processes (including threads) and
+            scratch_mib (per file).
+        user: If this process is run by root, it becomes the user with this number.
     """
     _become_user(user)
+
     tool_memory = int(sandbox["memory_gib"] * 2**30)
     _lower_limit(resource.RLIMIT_AS, _measure_memory_in_use() + tool_memory)  # bytes of address space
     _lower_limit(resource.RLIMIT_NPROC, sandbox["processes"])  # processes and threads of the user
@@ -152,18 +155,30 @@ def _load_tool(setup: Mapping[str, Any]) -> Tool:
 
 
 def _run_calls(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> list[Any]:
-    """Run calls of the tool, and return [(result, reason, seconds, cost)], the fields of a ToolResult for each call.
+    """Run calls of the tool.
 
-    calls: pairs of input and context. Raises what the tool raises.
+    Args:
+        calls: The input and the context of each call.
+        limits: The limits of the tool.
+
+    Returns:
+        For each call the fields of a ToolResult: (result, reason, seconds, cost).
+
+    Raises:
+        Exception: Whatever the tool raises.
     """
     tool.connect()
+
     batch = []
     for input, context in calls:
         arguments = tool.read(input)  # the named arguments; None for a tool without a schema
         batch.append(ToolCall(input, context, arguments))
+
     results = tool.run(batch)
+
     # The process outside this sandbox measures the seconds of a result that has 0.
     checked = check_results(tool, batch, results, limits.max_result_characters, seconds=0.0)
+
     return [(result.result, result.reason, result.seconds, result.cost) for result in checked]
 
 

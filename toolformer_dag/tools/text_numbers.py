@@ -48,14 +48,16 @@ class Number(NamedTuple):
 
 
 def numbers(text: str) -> list[Number]:
-    """Return the numbers of a text in order: 7, 2017, 1,234.5, 12,34,567 (Indian), .5, 11.4% and each of `1,2,3`.
+    """Find the numbers in a text, in order.
 
-    Each number of such a list without spaces has the characters of the whole list. Signs are not read, because in prose
-    they are mostly dashes.
+    These are numbers such as 7, 2017, 1,234.5, 12,34,567 (Indian), .5 and 11.4%, and each number of a list such as
+    `1,2,3`. A number in such a list has the start and end of the whole list. Signs are not read, because in prose they
+    are mostly dashes.
     """
     # Not covered: digits joined to letters (20th, 1990s, x86, 5kg), versions and addresses (1.2.3), account and
     # telephone numbers, whole numbers that begin with a zero (007), more than 15 digits before or 12 after the point.
     all_numbers: list[Number] = []
+
     for run in _iter_runs(text):  # a match of digits, points and commas together
         for piece in _split_run(run[0]):  # the whole run, or 1, 2 and 3 of the list `1,2,3`
             match = SINGLE_NUMBER.fullmatch(piece)
@@ -63,6 +65,7 @@ def numbers(text: str) -> list[Number]:
                 whole, decimals, percent = match.groups("")  # as written: "1,234", "5" and "%" of `1,234.5%`
                 value = _parse_value(whole, decimals, percent)
                 all_numbers.append(Number(run.start(), run.end(), value))
+
     return all_numbers
 
 

@@ -362,12 +362,16 @@ def collect_schemas(tools: Mapping[str, Tool]) -> dict[str, Schema]:
 
 
 def find_context_fault(context: str, tools: Iterable[Tool]) -> str | None:
-    """Return what is wrong with the context of calls of these tools, such as "'soon' is no date"; None if nothing is.
+    """Find out what is wrong with the context of calls to these tools.
 
-    A dated tool, such as the calendar, needs an ISO date or an empty context; other tools read any text.
+    A dated tool, such as the calendar, needs an ISO date or an empty context. Other tools accept any text.
+
+    Returns:
+        A message such as "'soon' is no date", or None if nothing is wrong.
     """
     if not context or not any(tool.dated for tool in tools):
         return None
+
     try:
         date.fromisoformat(context)
     except ValueError:
@@ -377,10 +381,12 @@ def find_context_fault(context: str, tools: Iterable[Tool]) -> str | None:
 
 @contextmanager
 def blame_tool(tool: Tool, member: str) -> Iterator[None]:
-    """Raise exceptions of a tool's code in the `with` block as ToolDown, whose message names the tool.
+    """Turn exceptions of a tool's code in the `with` block into ToolDown, with a message that names the tool.
 
-    ToolDown, OverBudget and BadArguments pass unchanged. member: the method or attribute that the block uses, for the
-    message.
+    ToolDown, OverBudget and BadArguments are not changed.
+
+    Args:
+        member: The method or attribute that the block uses, for the message.
     """
     try:
         yield

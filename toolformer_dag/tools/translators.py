@@ -41,16 +41,22 @@ class TranslationOptions(PretrainedOptions):
 
 
 def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
-    """Load the tokenizer of an NLLB translation model. Raises ModelError if it knows no English words."""
+    """Load the tokenizer of an NLLB translation model.
+
+    Raises:
+        ModelError: The tokenizer knows no English words, or cannot be loaded.
+    """
     tokenizer = load_tokenizer("NllbTokenizer", options)
     sentencepiece_model = find_sentencepiece_file(options.model, options.revision)
     if sentencepiece_model is not None:
         tokenizer = _with_languages(tokenizer, sentencepiece_model)
+
     if not _knows_english(tokenizer):  # transformers builds such a one from a folder without tokenizer files
         raise ModelError(
             f"the tokenizer of {options.model!r} knows no English words or lacks {ENGLISH}; add the tokenizer.json of "
             "an NLLB checkpoint to the folder"
         )
+
     return tokenizer
 
 
@@ -62,19 +68,22 @@ def _knows_english(tokenizer: Any) -> bool:
 
 
 def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
-    """Return a copy of an NLLB tokenizer whose languages have the ids that the model's weights were trained with."""
+    """Copy an NLLB tokenizer, and give its languages the token IDs with which the model was trained."""
     # If transformers reads only the sentencepiece model, it gives the languages no ids, or ids too high by one.
     from transformers import NllbTokenizer
 
     backend = tokenizer.backend_tokenizer
     description = json.loads(backend.to_str())["model"]
+
     # The weights' order of ids: pieces of words, then languages, then the mask.
     piece_count = _count_pieces(sentencepiece_model)
     vocabulary = {piece: token_id for piece, token_id in description["vocab"].items() if token_id < piece_count}
     vocabulary |= _build_language_ids(tokenizer.mask_token, first_id=piece_count)
+
     merges = [tuple(merge) for merge in description["merges"]]
     complete = NllbTokenizer(vocab=vocabulary, merges=merges)
     complete.backend_tokenizer.normalizer = backend.normalizer  # which is neither in the vocabulary nor in the merges
+
     return complete
 
 
@@ -100,7 +109,15 @@ def knows_language(tokenizer: Any, code: str) -> bool:
 
 
 def encode(tokenizer: Any, texts: Sequence[str], codes: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each text, with the marker of its language. codes: the texts' languages in FLORES."""
+    """Tokenize texts, each with the marker of its language.
+
+    Args:
+        tokenizer: An NLLB tokenizer.
+        codes: The FLORES code of each text's language.
+
+    Returns:
+        The token IDs of each text.
+    """
     ids = []
     for text, code in zip(texts, codes, strict=True):
         tokenizer.src_lang = code
@@ -117,10 +134,18 @@ class Nllb:
         self._max_tokens = max_tokens
 
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
-        """Translate texts into English in one batch, at most `max_tokens` tokens each. ids: what `encode` returned."""
+        """Translate texts into English in one batch.
+
+        Args:
+            ids: The token IDs of each text (see `encode`).
+
+        Returns:
+            The translations. Each has at most `max_tokens` tokens.
+        """
         import torch
 
         batch = self.tokenizer.pad({"input_ids": list(ids)}, return_tensors="pt").to(self._model.device)
+
         english_marker = self.tokenizer.convert_tokens_to_ids(ENGLISH)
         with torch.inference_mode():
             english_ids = self._model.generate(
@@ -130,14 +155,16 @@ class Nllb:
                 do_sample=False,
                 num_beams=1,
             )
+
         texts: list[str] = self.tokenizer.batch_decode(english_ids, skip_special_tokens=True)
         return texts
 
 
 def build_folder_identity(model: str) -> Mapping[str, object]:
-    """Return what identifies a model that was converted for CTranslate2: the hashes of its folder's files by name.
+    """Hash the files of a model that was converted for CTranslate2, to identify it.
 
-    Raises ModelError for a folder without model.bin, which was not converted.
+    Raises:
+        ModelError: The folder has no model.bin, so the model was not converted.
     """
     if not (Path(model) / "model.bin").is_file():
         raise ModelError(
@@ -156,27 +183,39 @@ class Int8:
     """NLLB as int8 in CTranslate2, on the CPU or, with `device = "cuda"`, on a GPU."""
 
     def __init__(self, options: PretrainedOptions, max_tokens: int) -> None:
-        """Load a folder of CTranslate2's converter, `options.model`.
+        """Load a model from a folder that CTranslate2's converter wrote, `options.model`.
 
-        Raises ModelError if it was not converted, DamagedModel if a file is damaged.
+        Raises:
+            ModelError: The folder was not written by the converter.
+            DamagedModel: A file is damaged.
         """
         import ctranslate2
 
         build_folder_identity(options.model)  # raises for a folder that was not converted
+
         damaged = find_changed_unseen(list_converted_files(options.model))
         if damaged:
             raise DamagedModel(damaged)
+
         self.tokenizer = load_nllb_tokenizer(options)
         self._translator = ctranslate2.Translator(options.model, device=options.device, compute_type="int8")
         self._max_tokens = max_tokens
 
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
-        """Translate texts greedily into English, at most `max_tokens` tokens each. ids: what `encode` returned."""
+        """Translate texts greedily into English.
+
+        Args:
+            ids: The token IDs of each text (see `encode`).
+
+        Returns:
+            The translations. Each has at most `max_tokens` tokens.
+        """
         pieces = [self.tokenizer.convert_ids_to_tokens(text_ids) for text_ids in ids]
         english_markers = [[ENGLISH]] * len(pieces)  # which begin the translations
         translations = self._translator.translate_batch(
             pieces, target_prefix=english_markers, beam_size=1, max_decoding_length=self._max_tokens
         )
+
         return [self._decode_translation(translation.hypotheses[0]) for translation in translations]
 
     def _decode_translation(self, pieces: list[str]) -> str:
@@ -194,17 +233,24 @@ class EncodedText(NamedTuple):
 
 
 def _require_language_code(text: str, label: str, tokenizer: Any) -> str:
-    """Return the FLORES code of the language of a text to translate, such as "deu_Latn".
+    """Find the FLORES code of the language of a text, such as "deu_Latn".
 
-    Raises NoResult for a text that has no words, is English, or is in a language that the tokenizer does not know.
+    Args:
+        label: fastText's label of its language, such as "de".
+        tokenizer: The tokenizer of the translation model.
+
+    Raises:
+        NoResult: The text has no words or is in English, or the tokenizer does not know its language.
     """
     if not has_letter(text):
         raise NoResult("no_words")
     if label == ENGLISH_LABEL:
         raise NoResult("already_english")
+
     code = to_flores_code(label)
     if code is None or not knows_language(tokenizer, code):
         raise NoResult("unknown_language")
+
     return code
 
 
@@ -225,10 +271,15 @@ class NeuralTranslator:
             return self._translate_batch(texts)
 
     def _translate_batch(self, texts: Sequence[str]) -> list[ToolResult]:
-        """Translate texts in one batch; the caller holds the lock. Texts that are not translated get a reason."""
+        """Translate texts in one batch, while the caller holds the lock.
+
+        Returns:
+            A translation per text, or the reason why the text is not translated.
+        """
         encoded_texts = self._encode_texts(texts)
         id_lists = [encoded.ids for encoded in encoded_texts if encoded.ids is not None]
         translations = iter(self._translate_id_lists(id_lists))
+
         results = []
         for encoded in encoded_texts:
             if encoded.ids is None:
@@ -236,6 +287,7 @@ class NeuralTranslator:
             else:
                 result = ToolResult(next(translations))
             results.append(result)
+
         return results
 
     def _translate_id_lists(self, id_lists: Sequence[list[int]]) -> list[str]:
@@ -245,9 +297,14 @@ class NeuralTranslator:
         return self._checkpoint.translate(id_lists)
 
     def _encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Return the token ids of each text, or the reason why it is not translated."""
+        """Tokenize texts in the language that is identified for each.
+
+        Returns:
+            The token IDs of each text, or the reason why it is not translated.
+        """
         tokenizer = self._checkpoint.tokenizer
         languages = self._identifier.identify(texts)
+
         encoded_texts = []
         for text, language in zip(texts, languages, strict=True):
             try:
@@ -255,12 +312,18 @@ class NeuralTranslator:
                 encoded_texts.append(EncodedText(ids))
             except NoResult as error:
                 encoded_texts.append(EncodedText(None, error.reason))
+
         return encoded_texts
 
     def _encode_text(self, text: str, label: str, tokenizer: Any) -> list[int]:
-        """Return the token ids of a text in a language, by fastText's label such as "de".
+        """Tokenize a text.
 
-        Raises NoResult, with the reason, for a text that is not translated.
+        Args:
+            label: fastText's label of its language, such as "de".
+            tokenizer: The tokenizer of the translation model.
+
+        Raises:
+            NoResult: The text is not translated, for the given reason.
         """
         code = _require_language_code(text, label, tokenizer)
         [ids] = encode(tokenizer, [text], [code])

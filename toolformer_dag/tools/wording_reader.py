@@ -137,20 +137,28 @@ def answer(question: str, passages: Sequence[Passage]) -> str | None:
 
 
 def _list_candidates(question_stems: KeysView[str], passage: Passage) -> list[Candidate]:
-    """Return the facts of a passage that may answer a question; none if the question hardly names the entity.
+    """List the facts in a passage that may answer a question.
 
-    The entity is the passage's title.
+    Args:
+        question_stems: The word stems of the question.
+        passage: The passage, whose title is the entity that its facts are about.
+
+    Returns:
+        The facts, or none if the question hardly names the entity.
     """
     name_stems = stems(passage.title)
     shared_count = sum(stem in question_stems for stem in name_stems)
     name_share = shared_count / max(len(name_stems), 1)
     if name_share < LEAST_NAME_SHARE:
         return []
+
     other_stems = [stem for stem in question_stems if stem not in name_stems]
+
     candidates = []
     for fact in facts(passage):
         relation_score = fact.relation.score(other_stems)
         candidates.append(Candidate(name_share, relation_score, fact.value))
+
     return candidates
 
 

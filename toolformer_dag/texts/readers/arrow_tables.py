@@ -64,17 +64,23 @@ class TableRecords:
     columns: list[str]
 
     def __init__(self, schema: pa.Schema, choice: FormatChoice, first: Iterable[pa.Table]) -> None:
-        """Choose the columns in which each field of a document is looked for.
+        """Find out which columns hold the fields of a document.
 
-        first: tables with the first rows, of which only the first table is read.
+        Args:
+            schema: The schema of the tables.
+            choice: What the settings say about the format.
+            first: The tables with the first rows. At most one of them is read.
 
-        Raises ShardFault: unknown_format, missing_field, wrong_type (a column of a required field holds no text).
+        Raises:
+            ShardFault: No format fits (unknown_format), a field is missing (missing_field), or the column of a
+                required field cannot hold text (wrong_type).
         """
         # {"meta": {"url": string}}: the schema in the form of a row, so that paths are followed in it as in the rows.
         type_tree = _build_type_tree(schema)
         rows = _read_first_rows(
             first, list_columns_with_hidden_fields(schema, choice)
         )  # show the keys of maps and of JSON texts
+
         self.layout = choose_layout(choice, [type_tree, *rows])
         self._paths_by_field = _select_paths_in_schema(self.layout, type_tree)  # {"url": [("meta", "url")]}
         _check_texts(type_tree, self._paths_by_field, self.layout.strict)
@@ -86,17 +92,19 @@ class TableRecords:
         self._rows_so_far = 0  # of the tables that `batch` took
 
     def batch(self, table: pa.Table) -> Batch:
-        """Return the rows of the next table as a batch of raw columns: what each row has in each field of a document.
+        """Read the fields of documents from the next table, as a batch of raw columns.
 
         Rows are numbered from 1 through all tables.
         """
         frame = _to_frame(table.select(self._top_columns))
         first_row = self._rows_so_far + 1
         self._rows_so_far += len(frame)
+
         row_numbers = range(first_row, first_row + len(frame))
         columns = {}
         for field, paths in self._paths_by_field.items():  # {"url": [("meta", "url"), ("url",)]}
             columns[field] = [_get_values_at_path(frame, path) for path in paths]
+
         return build_raw_batch(self.layout, row_numbers, columns)
 
 
@@ -109,12 +117,21 @@ def _select_paths_in_schema(layout: Layout, type_tree: TypeTree) -> dict[str, li
 
 
 def _read_first_rows(tables: Iterable[pa.Table], columns: list[str]) -> list[dict[str, Any]]:
-    """Return the first FIRST_ROWS rows of the first table as dicts of these columns; [] without columns or tables."""
+    """Read the first FIRST_ROWS rows of the first table as dicts.
+
+    Args:
+        columns: The columns to read.
+
+    Returns:
+        The rows, or an empty list if there are no columns or no tables.
+    """
     if not columns:
         return []
+
     first_table = next(iter(tables), None)
     if first_table is None:
         return []
+
     frame = _to_frame(first_table.select(columns)[:FIRST_ROWS])
     values_of_columns = [_to_python_list(column) for column in frame]
     rows = zip(*values_of_columns, strict=True)
@@ -122,25 +139,29 @@ def _read_first_rows(tables: Iterable[pa.Table], columns: list[str]) -> list[dic
 
 
 def _to_frame(table: pa.Table) -> pl.DataFrame:
-    """Return an Arrow table as a polars frame. If a text in it is not UTF-8, all texts are cast to bytes."""
+    """Convert an Arrow table to a polars frame. If any text is not valid UTF-8, all texts become bytes."""
     try:
         table.validate(full=True)
     except pa.ArrowInvalid:
         schema = pa.schema([_with_bytes_in_field(field) for field in table.schema])
         table = table.cast(schema)
+
     return pl.DataFrame(pl.from_arrow(table))
 
 
 def list_columns_with_hidden_fields(schema: pa.Schema, choice: FormatChoice) -> list[str]:
-    """Return the columns that may hold fields which the schema does not show: maps, and texts with JSON in them.
+    """List the columns that may hold fields which the schema does not show: maps, and texts that hold JSON.
 
-    Only columns that a dotted path of a format or of the settings begins with: ["metadata"] for `metadata.url`.
+    Returns:
+        Only columns with which a dotted path of a format or of the settings begins, such as "metadata" for
+        `metadata.url`.
     """
     path_beginnings = set()
     for path in _iter_all_paths(choice):
         beginning, dot, _ = path.partition(".")
         if dot:
             path_beginnings.add(beginning)
+
     columns = [column for column in schema if column.name in path_beginnings]
     return [column.name for column in columns if _may_hide_fields(column.type)]
 
@@ -170,10 +191,11 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _build_type_tree(schema_or_type: pa.Schema | pa.DataType) -> TypeTree:
-    """Return a schema or a type in the form of a row, with types in place of values.
+    """Convert a schema or a type to the form of a row, with types in place of the values.
 
-    {"text": string, "meta": {"url": string}, "lang": [string, string, ...]}. A list has MOST_LIST_ITEMS items, so
-    that a path such as `lang.0` leads to their type.
+    Returns:
+        {"text": string, "meta": {"url": string}, "lang": [string, string, ...]}. A list has MOST_LIST_ITEMS
+        items, so that a path such as `lang.0` leads to their type.
     """
     if isinstance(schema_or_type, pa.Schema | pa.StructType):
         return {field.name: _build_type_tree(field.type) for field in schema_or_type}
@@ -184,24 +206,31 @@ def _build_type_tree(schema_or_type: pa.Schema | pa.DataType) -> TypeTree:
 
 
 def _get_values_at_path(frame: pl.DataFrame, path: Steps) -> Column:
-    """Return what each row of a frame has at the end of a path: row["meta"]["url"] for ("meta", "url").
+    """Read what each row has at the end of a path: row["meta"]["url"] for ("meta", "url").
 
-    A polars series if the path leads through columns and structs to a column of text, else a list. Null where a row has
-    nothing there.
+    Returns:
+        A polars series if the values are text and can be reached through columns, structs and lists alone, or
+        else a list. A row that has nothing there gets null.
     """
     column, *steps = path
     values = frame[str(column)]
+
     for number, step in enumerate(steps):
         values_below = _get_values_below(values, step)
         if values_below is None:  # maps, or texts with JSON, which polars cannot step into: they are read row by row
             remaining_steps = tuple(steps[number:])
             return get_values_at(_to_python_list(values), remaining_steps)
         values = values_below
+
     return values if values.dtype == pl.String else _to_python_list(values)
 
 
 def _get_values_below(values: pl.Series, step: str | int) -> pl.Series | None:
-    """Return a field of structs or an item of lists; None for other values, such as maps and texts with JSON."""
+    """Read a field of structs, or an item of lists.
+
+    Returns:
+        The values, or None if polars cannot step into them (such as maps, and texts that hold JSON).
+    """
     if isinstance(step, str) and isinstance(values.dtype, pl.Struct):
         return values.struct.field(step)
     if isinstance(step, int) and isinstance(values.dtype, pl.List):
@@ -210,7 +239,7 @@ def _get_values_below(values: pl.Series, step: str | int) -> pl.Series | None:
 
 
 def _to_python_list(values: pl.Series) -> list[Any]:
-    """Return a series as a Python list; a value that Python cannot hold (a day in the year 10000) becomes its type."""
+    """Convert a series to a list, with its type for values that Python cannot hold (a day in the year 10000)."""
     try:
         return values.to_list()
     except (ValueError, OverflowError):
@@ -222,7 +251,7 @@ def _to_python_list(values: pl.Series) -> list[Any]:
 
 
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return a type with bytes in place of text at any depth: list<binary> for list<string>."""
+    """Replace text by bytes in a type, at any depth: list<string> becomes list<binary>."""
     if isinstance(kind, pa.StructType):
         return pa.struct([_with_bytes_in_field(field) for field in kind])
     if _is_list(kind):
@@ -231,6 +260,7 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
         return pa.map_(kind.key_type, _with_bytes(kind.item_type))
     if pa.types.is_dictionary(kind):
         return _with_bytes(kind.value_type)
+
     is_text = any(is_text_type(kind) for is_text_type in IS_TEXT_TYPE)
     return pa.binary() if is_text else kind
 
@@ -241,11 +271,15 @@ def _with_bytes_in_field(field: pa.Field) -> pa.Field:
 
 
 def _check_texts(type_tree: TypeTree, paths_by_field: Mapping[str, Sequence[Steps]], strict: Collection[str]) -> None:
-    """Raise ShardFault wrong_type if a field that must hold text is read from a column that cannot hold it.
+    """Check that fields which must hold text are read from columns that can hold it.
 
-    - type_tree: the types of the schema in the form of a row: {"meta": {"url": string}}.
-    - paths_by_field: field of a document -> where its values stand: {"url": [("meta", "url")]}.
-    - strict: the fields that must hold text.
+    Args:
+        type_tree: The types of the schema in the form of a row, such as {"meta": {"url": string}}.
+        paths_by_field: For each field of a document, where its values are: {"url": [("meta", "url")]}
+        strict: The fields that must hold text.
+
+    Raises:
+        ShardFault: A column cannot hold text (wrong_type).
     """
     for field, paths in paths_by_field.items():
         if field not in strict:
@@ -258,31 +292,38 @@ def _check_texts(type_tree: TypeTree, paths_by_field: Mapping[str, Sequence[Step
 
 
 def _can_be_read_from(field: str, column_type: pa.DataType | TypeTree | Unread) -> bool:
-    """Return whether a field of a document, such as "text" or "id", may be read from a column of a type.
+    """Check whether a field of a document, such as "text" or "id", can be read from a column.
 
-    Text fits every field, whole numbers fit an id, and anything fits a date.
+    Text is right for every field, whole numbers for an id, and anything for a date.
 
-    column_type: a dict for a struct, a list for a list, Unread for what lies in a map or in a text with JSON.
+    Args:
+        field: The name of the field.
+        column_type: The type of the column. It is a dict for a struct, a list for a list, and Unread for
+            something inside a map or inside a text that holds JSON.
     """
     if isinstance(column_type, Unread) or field == "date":  # each value is checked when it is read
         return True
     if not isinstance(column_type, pa.DataType):
         return False
+
     return _may_hold_text(column_type) or (field == "id" and pa.types.is_integer(column_type))
 
 
 def _choose_column_to_read(path: Steps, type_tree: TypeTree) -> str:
-    """Return the name of the column that pyarrow has to read for a path: "meta.url" for ("meta", "url").
+    """Find the name of the column that pyarrow has to read for a path: "meta.url" for ("meta", "url").
 
-    Lists, maps and texts are read whole: "lang" for ("lang", 0).
+    Lists, maps and texts can only be read as a whole, so for ("lang", 0) it is "lang".
 
-    type_tree: the types of the schema in the form of a row: {"meta": {"url": string}, "lang": [string, ...]}.
+    Args:
+        type_tree: The types of the schema in the form of a row: {"meta": {"url": string}, "lang": [string, ...]}
     """
     names: list[str] = []
     types_below = type_tree  # what stands below the steps so far
+
     for step in path:
         if not isinstance(types_below, dict):  # no struct: pyarrow cannot read a part of it
             break
         names.append(str(step))
         types_below = types_below[step]
+
     return ".".join(names)

@@ -44,22 +44,32 @@ class HubSplit:
 
 
 def resolve(hub: str, configuration: str | None, split: str, revision: str | None) -> HubSplit:
-    """Return a split of a data set at its revision now, with the list of its data files.
+    """Find a split of a data set at its present revision, and list its data files.
 
-    hub: a data set's id on the hub, read with the token that `huggingface_hub` has stored; or a local folder.
-    revision: a branch, tag or commit on the hub; None for the main branch. Not used for a folder.
+    No code of the data set is run.
 
-    No code of the data set is run. Raises HubError.
+    Args:
+        hub: The data set's id on the hub, which is read with the token that `huggingface_hub` has stored, or a folder.
+        configuration: The configuration of the data set, if it has several.
+        split: The name of the split.
+        revision: A branch, tag or commit on the hub, or None for the main branch. It is not used for a folder.
+
+    Raises:
+        HubError: The data set cannot be read, or has no such configuration or split.
     """
     is_local = Path(hub).is_dir()
     commit = None if is_local else _fetch_commit(hub, revision)
+
     opened = _open_split(hub, configuration, split, commit)
     urls = opened.list_file_urls(split)
     paths = [_parse_path_in_dataset(url, hub, is_local=is_local) for url in urls]
+
     shard_count = opened.stream.num_shards
     shards_are_files = len(paths) == shard_count  # an archive may hold several shards
     shard_names = paths if shards_are_files else _build_shard_names(split, shard_count)
+
     fixed_revision = commit or _compute_files_hash(urls, paths)  # the hash for a folder, which has no commits
+
     return HubSplit(
         hub=hub,
         configuration=configuration,
@@ -83,7 +93,11 @@ def _compute_files_hash(urls: list[str], paths: list[str]) -> str:
 
 
 def resolve_splits(hub: str) -> list[HubSplit]:
-    """Return all splits of a data set of the hub, at the present commit of its main branch. Raises HubError."""
+    """Find all splits of a data set of the hub, at the present commit of its main branch.
+
+    Raises:
+        HubError: The data set cannot be read.
+    """
     from datasets import get_dataset_split_names
     from datasets.exceptions import DatasetsError
 
@@ -94,6 +108,7 @@ def resolve_splits(hub: str) -> list[HubSplit]:
         raise HubError(
             f"{hub} cannot be opened ({_get_first_line(error)}); name a data set with one configuration"
         ) from error
+
     return [resolve(hub, None, str(name), commit) for name in names]
 
 
@@ -105,12 +120,15 @@ def iter_hub_rows(split: HubSplit) -> Iterator[Any]:
 
 
 def iter_hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the documents of a data file in batches, with the rejections of each batch.
+    """Read the documents of a data file in batches, with the rejections of each batch.
 
-    number: the number of the data file in the split, from 0. Rows are numbered within the file.
+    Args:
+        number: The number of the file in the split, from 0.
+        choice: What the settings say about the format.
 
-    Raises ShardFault unreadable_data if `datasets` cannot read the file, for which one malformed JSON line is enough.
-    Raises ShardError if the hub cannot be reached.
+    Raises:
+        ShardFault: `datasets` cannot read the file (unreadable_data). One malformed JSON line is enough for this.
+        ShardError: The hub cannot be reached.
     """
     return guard_from_library_errors(iter_document_batches(_iter_raw_batches(split, number, choice)))
 
@@ -127,10 +145,14 @@ def _iter_raw_batches(split: HubSplit, number: int, choice: FormatChoice) -> Ite
 
 
 def _iter_tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
-    """Yield the rows of a data file of a split as Arrow tables. number: the number of the file, from 0.
+    """Read a data file of a split as Arrow tables.
 
-    Raises ShardFault unreadable_data if the content cannot be parsed, and ShardError if the file or the hub cannot be
-    reached.
+    Args:
+        number: The number of the file in the split, from 0.
+
+    Raises:
+        ShardFault: The content cannot be parsed (unreadable_data).
+        ShardError: The file or the hub cannot be reached.
     """
     from datasets.exceptions import DatasetsError
 
@@ -165,20 +187,30 @@ class _OpenedSplit(NamedTuple):
 
 
 def _open_split(hub: str, configuration: str | None, split: str, revision: str | None) -> _OpenedSplit:
-    """Open a split of a data set. Raises HubError."""
+    """Open a split of a data set.
+
+    Raises:
+        HubError: The data set cannot be opened, or has no such split.
+    """
     from datasets.exceptions import DatasetsError
 
     builder = _load_builder(hub, configuration, revision)
+
     try:
         stream = builder.as_streaming_dataset(split=split)
     except (DatasetsError, ValueError, OSError) as error:
         splits = ", ".join(str(name) for name in builder.config.data_files or ())
         raise HubError(f"corpus.split: {hub} has no split {split!r}; it has {splits or 'none'}") from error
+
     return _OpenedSplit(builder, stream)
 
 
 def _load_builder(hub: str, configuration: str | None, revision: str | None) -> Any:
-    """Return the datasets.DatasetBuilder of a data set. Raises HubError."""
+    """Load the datasets.DatasetBuilder of a data set.
+
+    Raises:
+        HubError: The data set cannot be opened.
+    """
     from datasets import load_dataset_builder
     from datasets.exceptions import DatasetsError
 
@@ -192,7 +224,11 @@ def _load_builder(hub: str, configuration: str | None, revision: str | None) -> 
 
 
 def _fetch_commit(hub: str, revision: str | None) -> str:
-    """Return the commit of a revision, or of the main branch, of a data set on the hub. Raises HubError."""
+    """Ask the hub for the commit of a revision of a data set, or of its main branch.
+
+    Raises:
+        HubError: The hub does not answer, or has no such data set or revision.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -206,14 +242,18 @@ def _fetch_commit(hub: str, revision: str | None) -> str:
 
 
 def _parse_path_in_dataset(url: str, hub: str, *, is_local: bool) -> str:
-    """Return the path of a data file within its data set: "data/a.gz" for hf://datasets/org/name@commit/data/a.gz.
+    """Extract the path of a data file within its data set: "data/a.gz" for hf://datasets/org/name@commit/data/a.gz.
 
-    url: the address of the file, as `datasets` names it.
+    Args:
+        url: The address of the file, as `datasets` names it.
+        hub: The data set's id on the hub, or its folder.
+        is_local: Whether the data set is a folder.
     """
     address = _without_chain(url)  # "/data/a.gz" of "gzip://a::/data/a.gz"
     if is_local:
         folder = Path(hub).resolve()
         return Path(address).resolve().relative_to(folder).as_posix()
+
     _, _, commit_and_path = address.partition("@")
     _, _, path = commit_and_path.partition("/")
     return path or address  # an address of another form, without "@", stays whole

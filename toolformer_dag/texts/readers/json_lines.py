@@ -23,21 +23,30 @@ ARRAY_BEGINNING = re.compile(rb"\s*\[\s*\{")
 
 
 def iter_json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the records of a file as batches of raw columns, about a batch per block, in the order of the file.
+    """Read the records of a file as batches of raw columns, in the order of the file.
 
-    content: the file in blocks, decompressed. Blank lines are skipped.
+    There is about one batch per block of the file. Blank lines are skipped. A line can be rejected as not_json,
+    not_utf8, wrong_type, missing_field or line_too_long.
 
-    Reasons of rejections: not_json, not_utf8, wrong_type, missing_field, line_too_long (MAX_LINE_BYTES or more).
+    Args:
+        content: The file in decompressed blocks.
+        choice: What the settings say about the format.
 
-    Raises ShardFault: unknown_format, missing_field (none of the first records has what the format needs),
-    not_json_lines (the first block has no record, or begins a JSON array or a tar archive), empty_shard.
+    Raises:
+        ShardFault: The file cannot be used, for one of these reasons:
+            - unknown_format: the first records fit no format
+            - missing_field: none of the first records has a field that is needed
+            - not_json_lines: the first block has no record, or begins a JSON array or a tar archive
+            - empty_shard: the file has no lines, or only blank ones in its first block
     """
     layout: Layout | None = None  # where records keep each field; the first records show it
     first_number = 1  # the number of the first line of a batch
+
     for lines in iter_line_batches(content):  # never an empty list
         if layout is None:
             lines[0] = lines[0].removeprefix(BOM_UTF8)
             layout = choose_layout(choice, _parse_first_records(lines))
+
         yield _build_batch(layout, lines, first_number)
         first_number += len(lines)
     if layout is None:
@@ -45,10 +54,16 @@ def iter_json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterato
 
 
 def _build_batch(layout: Layout, lines: Sequence[bytes], first_number: int) -> Batch:
-    """Return the records of consecutive lines as raw columns. first_number: the number of lines[0] in the file."""
+    """Read the records in consecutive lines as raw columns.
+
+    Args:
+        layout: Where the records keep each field.
+        first_number: The number of the first of these lines in the file.
+    """
     line_numbers: list[int] = []  # of each record
     records: list[dict[str, Any]] = []
     rejections: list[Rejection] = []
+
     for number, line in enumerate(lines, first_number):
         if _is_blank(line):
             continue
@@ -58,6 +73,7 @@ def _build_batch(layout: Layout, lines: Sequence[bytes], first_number: int) -> B
         else:
             line_numbers.append(number)
             records.append(record)
+
     return build_records_batch(layout, line_numbers, records, rejections)
 
 
@@ -76,18 +92,25 @@ def _parse_record(number: int, line: bytes) -> dict[str, Any] | Rejection:
 
 
 def _parse_first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return the objects with fields in the first FIRST_RECORDS lines; if these have none, the first one after them.
+    """Parse the first records of a file, which show its format.
 
-    Raises ShardFault if no line holds such an object, or if the lines begin a JSON array or a tar archive.
+    Returns:
+        The objects with fields in the first FIRST_RECORDS lines. If there are none, the first one after them.
+
+    Raises:
+        ShardFault: No line holds such an object, or the lines begin a JSON array or a tar archive.
     """
     head = b"\n".join(lines[:FIRST_RECORDS])
     if ARRAY_BEGINNING.match(head) or is_tar(head):
         raise _build_no_records_fault(head)
+
     first_records = list(_iter_objects_with_fields(lines[:FIRST_RECORDS]))
     if first_records:
         return first_records
+
     for record in _iter_objects_with_fields(lines[FIRST_RECORDS:]):
         return [record]
+
     if not any(line.strip() for line in lines):
         raise ShardFault("empty_shard", "the shard has only blank lines")
     raise _build_no_records_fault(head)
@@ -102,9 +125,10 @@ def _iter_objects_with_fields(lines: Iterable[bytes]) -> Iterator[dict[str, Any]
 
 
 def _build_no_records_fault(head: bytes) -> ShardFault:
-    """Return the error for a file without a record, with a message about what the file is instead.
+    """Build the error for a file without records. Its message says what the file is instead.
 
-    head: its first lines.
+    Args:
+        head: The first lines of the file.
     """
     shape = describe_other_shape(head)
     if shape is not None:
@@ -117,9 +141,14 @@ def _build_no_records_fault(head: bytes) -> ShardFault:
 
 
 def _describe_first_line_fault(head: bytes) -> str:
-    """Return why the first line that is not blank holds no object with fields. head: the first lines of a file."""
+    """Describe why the first line that is not blank holds no object with fields.
+
+    Args:
+        head: The first lines of a file.
+    """
     visible_lines = [line for line in head.splitlines() if line.strip()]
     first_line = visible_lines[0] if visible_lines else b""
+
     value = _parsed(first_line)
     if value == {}:
         return "an object without fields"
@@ -127,22 +156,36 @@ def _describe_first_line_fault(head: bytes) -> str:
 
 
 def describe_other_shape(head: bytes) -> str | None:
-    """Return what a file is instead of JSON lines, with a remedy; None if its beginning, `head`, does not show it."""
+    """Describe what a file is if it is not JSON lines, and what to do.
+
+    Args:
+        head: The beginning of the file.
+
+    Returns:
+        The description, or None if the beginning does not show it.
+    """
     kind = describe_kind(head)
     if kind is not None:
         return f"the content is {kind}"
+
     if head.lstrip().startswith(b"["):
         return "one JSON array; write one object per line, as `jq -c '.[]'` does"
+
     first_line, _, _ = head.lstrip().partition(b"\n")
     return _find_comma_fault(first_line, subject="every line")
 
 
 def _find_comma_fault(line: bytes, subject: str) -> str | None:
-    """Return where the comma is in a line that holds an object and a comma, with a remedy; None for any other line.
+    """Find a comma before or after the JSON object in a line.
 
-    "every line ends with a comma; ..." for b'{"text": "a"},' and the subject "every line".
+    Args:
+        subject: What the message is about, such as "every line".
+
+    Returns:
+        A message, such as "every line ends with a comma; ..." for b'{"text": "a"},', or None.
     """
     line = line.strip()
+
     if line.endswith(b",") and isinstance(_parsed(line[:-1]), dict):
         return f"{subject} ends with a comma; take it off, as `sed 's/,\\s*$//'` does"
     if line.startswith(b",") and isinstance(_parsed(line[1:]), dict):
@@ -151,23 +194,33 @@ def _find_comma_fault(line: bytes, subject: str) -> str | None:
 
 
 def iter_line_batches(content: Iterable[bytes], longest: int = MAX_LINE_BYTES) -> Iterator[list[bytes]]:
-    r"""Yield the lines of a file, without their ends, as a list for each block in which lines end.
+    r"""Split the blocks of a file into lines.
 
-    [b"a"] and [b"bc", b"d"] for the blocks b"a\nb", b"c\n" and b"d". A line of more than `longest` bytes may be cut to
-    longest + 1.
+    Example:
+        The blocks b"a\nb", b"c\n" and b"d" give [b"a"] and [b"bc", b"d"].
+
+    Args:
+        content: The blocks.
+        longest: A line with more bytes may be cut to longest + 1 bytes.
+
+    Yields:
+        For each block in which lines end, a list of these lines without their line ends.
     """
     # Each list waits until the next one is there, because the last of all also gets a last line without an end.
     waiting_lines: list[bytes] = []
     unfinished_line = b""  # what follows the last line end so far
+
     for block in content:
         lines = block.split(b"\n")
         lines[0] = unfinished_line + lines[0]
         unfinished_line = lines.pop()[: longest + 1]  # cut, so that no line takes more memory
         if not lines:  # no line ends in this block
             continue
+
         if waiting_lines:
             yield waiting_lines
         waiting_lines = lines
+
     if unfinished_line:
         waiting_lines = [*waiting_lines, unfinished_line]
     if waiting_lines:
@@ -175,10 +228,14 @@ def iter_line_batches(content: Iterable[bytes], longest: int = MAX_LINE_BYTES) -
 
 
 def _parsed(line: bytes) -> Any:
-    """Parse a line of JSON; return MISSING for a line that is no JSON.
+    """Parse a line of JSON.
 
     An object that orjson refuses is parsed by Python's json, which accepts NaN, Infinity and half a surrogate pair.
+
+    Returns:
+        The value, or MISSING if the line is not JSON.
     """
+
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -198,18 +255,22 @@ class _LineFault(NamedTuple):
 
 
 def _find_line_fault(line: bytes, parsed_value: Any) -> _LineFault:
-    """Return why a line holds no record.
+    """Find out why a line holds no record.
 
-    parsed_value: what `_parsed` returned for the line, or MISSING for a line that is too long to be parsed.
+    Args:
+        parsed_value: What `_parsed` returned for it, or MISSING for a line that is too long to be parsed.
     """
     if len(line) >= MAX_LINE_BYTES:
         return _LineFault("line_too_long", f"more than {MAX_LINE_BYTES} bytes")
+
     if parsed_value is not MISSING:
         return _LineFault("wrong_type", f"the line holds a {type(parsed_value).__name__}, not an object")
+
     try:
         line.decode()
     except UnicodeDecodeError as error:
         return _LineFault("not_utf8", str(error))
+
     detail = _find_comma_fault(line, subject="the line") or _describe_json_error(line)
     return _LineFault("not_json", detail)
 

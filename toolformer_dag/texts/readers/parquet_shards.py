@@ -27,39 +27,48 @@ READ_BYTES = 1 << 20
 
 
 def require_whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
-    """Return what pyarrow can open: the file's path, or the open file if the path is not UTF-8.
+    """Check that the end of a Parquet file is there, and return what pyarrow can open.
 
-    Raises ShardFault truncated_parquet if the end of the file is missing.
+    Returns:
+        The path of the file, or the opened file if its path is not UTF-8.
+
+    Raises:
+        ShardFault: The end of the file is missing (truncated_parquet).
     """
     size = stream.seek(0, 2)
     stream.seek(max(0, size - len(MAGIC)))
     if size < SHORTEST_FILE_BYTES or stream.read() != MAGIC:
         raise ShardFault("truncated_parquet", "the file has no Parquet footer: no row of it is used")
+
     is_utf8 = to_printable(path) == str(path)  # `to_printable` escapes what is not UTF-8
     return path if is_utf8 else stream
 
 
 def iter_parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the rows of a Parquet file as batches of raw columns; one batch and its pages are in memory at a time.
+    """Read the rows of a Parquet file as batches of raw columns. Only one batch is in memory at a time.
 
-    Raises ShardFault: corrupt_parquet, empty_shard, and the reasons of TableRecords. Raises OSError if the file cannot
-    be read.
+    Raises:
+        ShardFault: The file is damaged (corrupt_parquet), has no rows (empty_shard), or `TableRecords` cannot read it.
+        OSError: The file cannot be read.
     """
     with open_parquet(source) as file:
         # The first rows show fields that the schema does not, such as those of texts that hold JSON.
         records = TableRecords(file.schema_arrow, choice, _iter_first_tables(file, choice))
+
         for batch in file.iter_batches(estimate_rows_per_batch(file), columns=records.columns, use_threads=False):
             yield records.batch(pa.Table.from_batches([batch]))
+
         if not file.metadata.num_rows:
             raise ShardFault("empty_shard", "the shard has no rows")
 
 
 @contextmanager
 def open_parquet(source: Path | str | IO[bytes]) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file to be read by batches; checksums of pages are verified if the file has them.
+    """Open a Parquet file. If it has checksums of its pages, they are verified.
 
-    Raises ShardFault corrupt_parquet, also for damage that shows inside the `with` block. Raises OSError if the file
-    cannot be read.
+    Raises:
+        ShardFault: The file is damaged (corrupt_parquet). This may also show inside the `with` block.
+        OSError: The file cannot be read.
     """
     try:
         with pq.ParquetFile(
@@ -70,6 +79,7 @@ def open_parquet(source: Path | str | IO[bytes]) -> Iterator[pq.ParquetFile]:
         is_system_error = isinstance(error, OSError) and error.errno is not None  # pyarrow's errors have no number
         if is_system_error:
             raise
+
         message = str(error) or repr(error)
         first_line = message.splitlines()[0]
         raise ShardFault("corrupt_parquet", f"{first_line}: no row of it is used") from error
@@ -83,13 +93,15 @@ def _iter_first_tables(file: pq.ParquetFile, choice: FormatChoice) -> Iterator[p
 
 
 def estimate_rows_per_batch(file: pq.ParquetFile) -> int:
-    """Return how many rows have about BATCH_BYTES, from 1 to BATCH_ROWS.
+    """Estimate how many rows have about BATCH_BYTES, from 1 to BATCH_ROWS.
 
-    The size of a row is the mean of the row group with the largest rows.
+    The size of a row is its mean in the row group with the largest rows.
     """
     largest_row = 1.0  # bytes
+
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         if group.num_rows:
             largest_row = max(largest_row, group.total_byte_size / group.num_rows)
+
     return max(1, min(BATCH_ROWS, int(BATCH_BYTES / largest_row)))

@@ -45,19 +45,22 @@ OPERATORS = frozenset("+-*/%")
 
 
 def evaluate(expression: str) -> str:
-    """Evaluate an expression, rounded half away from zero to two decimals: `0.29`, `35`, `-2.5`.
+    """Compute an arithmetic expression, rounded half away from zero to two decimals: `0.29`, `35`, `-2.5`.
 
-    `%` divides by a hundred. Trailing zeros are removed, other than in the paper's table 10 (`85 / 23 -> 3.70`).
+    `%` divides by a hundred. Trailing zeros are removed, unlike in the paper's table 10 (`85 / 23 -> 3.70`).
 
-    Raises only NoResult, with a reason: empty, too_long, too_deep, unknown_symbol, bad_number (`1,23`, `1.2.3`),
-    unbalanced, syntax, division_by_zero, too_large.
+    Raises:
+        NoResult: The expression has no value. The reason is empty, too_long, too_deep, unknown_symbol,
+            bad_number (`1,23`, `1.2.3`), unbalanced, syntax, division_by_zero or too_large.
     """
     # Not covered: powers (`5.97e24`), other bases (`0x10`), currencies, words, equations, `2(3)`.
     if len(expression) > MAX_CHARACTERS:
         raise NoResult("too_long")
+
     value = _Parser(_tokens(expression)).value()
     if abs(value) > MAX_MAGNITUDE:
         raise NoResult("too_large")
+
     return _format_rounded(value)
 
 
@@ -85,11 +88,16 @@ def has_operation(expression: str) -> bool:
 
 
 def _parse_number(token: str) -> Fraction:
-    """Read a number such as `1,234.5` or `.5`. Raises NoResult("bad_number")."""
+    """Read a number such as `1,234.5` or `.5`.
+
+    Raises:
+        NoResult: It is not a number ("bad_number").
+    """
     match = NUMBER.fullmatch(token)
     has_digit = any(map(str.isdecimal, token))
     if match is None or not has_digit:
         raise NoResult("bad_number")
+
     whole = (match["whole"] or "").replace(",", "")
     decimals = match["decimals"] or ""
     return Fraction(int(whole + decimals), 10 ** len(decimals))
@@ -107,20 +115,31 @@ class _Parser:
     """
 
     def __init__(self, tokens: list[str]) -> None:
-        """Check the tokens of an expression. Raises NoResult("empty") or NoResult("unknown_symbol")."""
+        """Check the tokens of an expression.
+
+        Raises:
+            NoResult: There are none ("empty"), or one of them is unknown ("unknown_symbol").
+        """
         if not tokens:
             raise NoResult("empty")
+
         for token in tokens:
             may_be_number = token[0] in "0123456789.,"
             if token not in KNOWN and not may_be_number:
                 raise NoResult("unknown_symbol")
+
         self._tokens = [*tokens, ""]  # the empty token ends the expression
         self._next = 0  # index of the token that is read next
         self._depth = 0  # parentheses that are open
 
     def value(self) -> Fraction:
-        """Return the value of the whole expression. Raises NoResult, also for what follows it."""
+        """Compute the whole expression.
+
+        Raises:
+            NoResult: It has no value, or something follows it.
+        """
         value = self._parse_sum()
+
         unread = self._tokens[self._next]
         if unread == ")":
             raise NoResult("unbalanced")
@@ -159,23 +178,27 @@ class _Parser:
         return value
 
     def _parse_signed(self) -> Fraction:
-        """Return the value of `("+" | "-")* operand "%"?`; a percent sign divides it by a hundred."""
+        """Compute `("+" | "-")* operand "%"?`, where a percent sign divides by a hundred."""
         is_negative = False
         for sign in self._iter_accepted_tokens("+-"):
             if sign == "-":
                 is_negative = not is_negative
+
         operand = self._parse_operand()
+
         if self._accept_token("%"):
             operand /= 100
         return -operand if is_negative else operand
 
     def _parse_operand(self) -> Fraction:
-        """Return the value of the next number, or of a sum in parentheses.
+        """Read the next number, or compute a sum in parentheses.
 
-        Raises NoResult("unbalanced") at the end of the expression inside a parenthesis, else NoResult("syntax").
+        Raises:
+            NoResult: The expression ends inside a parenthesis ("unbalanced"), or something else follows ("syntax").
         """
         if self._accept_token("("):  # moves past it
             return self._parse_rest_of_parenthesis()
+
         token = self._tokens[self._next]
         is_end = token == ""  # the last token
         is_inside_parenthesis = self._depth > 0
@@ -183,22 +206,28 @@ class _Parser:
             raise NoResult("unbalanced")
         if is_end or token in KNOWN:  # an operator or a parenthesis, no number
             raise NoResult("syntax")
+
         self._next += 1
         return _parse_number(token)
 
     def _parse_rest_of_parenthesis(self) -> Fraction:
-        """Return the value of `sum ")"`, after the opening parenthesis.
+        """Compute `sum ")"`, after the opening parenthesis was read.
 
-        Raises NoResult: "too_deep" beyond MAX_DEPTH open parentheses; without a closing parenthesis "unbalanced" at the
-        end of the expression, else "syntax". The parser is not used again then.
+        After an error the parser is not used again.
+
+        Raises:
+            NoResult: More than MAX_DEPTH parentheses are open ("too_deep"), the expression ends before the closing
+                parenthesis ("unbalanced"), or something else is in its place ("syntax").
         """
         self._depth += 1  # parentheses that are open
         if self._depth > MAX_DEPTH:
             raise NoResult("too_deep")
+
         value = self._parse_sum()
         if not self._accept_token(")"):
             is_end = self._tokens[self._next] == ""  # the last token
             raise NoResult("unbalanced" if is_end else "syntax")
+
         self._depth -= 1
         return value
 

@@ -28,9 +28,11 @@ CLOSE_SECONDS = 10.0
 
 
 def text_of(answer: "CallToolResult") -> str | None:
-    """Return the text of an MCP server's answer: its text blocks and embedded text resources, a line each.
+    """Extract the text of an MCP server's answer: its text blocks and embedded text resources, one per line.
 
-    An answer without any is its structured content as compact JSON; None if it has neither, but images or audio.
+    Returns:
+        The text. Without any, the structured content as compact JSON, or None if there is none either (but for example
+        images or audio).
     """
     texts = []
     for block in answer.content:
@@ -38,6 +40,7 @@ def text_of(answer: "CallToolResult") -> str | None:
         text = getattr(text_holder, "text", None)
         if isinstance(text, str):
             texts.append(text)
+
     if texts:
         return "\n".join(texts)
     if answer.structured_content is None:
@@ -55,22 +58,25 @@ _FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 def fill_result_template(template: str, answer: "CallToolResult") -> str:
-    """Fill a template, such as `{temperature} °C, wind {wind.speed}`, with the fields of the object in an answer.
+    """Fill a template, such as `{temperature} °C, wind {wind.speed}`, with fields of the object in an answer.
 
-    Raises NoResult with the reason `no_object`, or `no_field: wind.speed`.
+    Raises:
+        NoResult: The answer holds no object (`no_object`), or lacks a field (`no_field: wind.speed`).
     """
     content = _parse_answer_object(answer)
     return _FIELD.sub(lambda field: to_compact_json(_get_field(content, field[1])), template)
 
 
 def _parse_answer_object(answer: "CallToolResult") -> Mapping[str, Any]:
-    """Return the JSON object in an MCP server's answer: its structured content, else its text read as JSON.
+    """Find the JSON object in an answer: its structured content, or else its text parsed as JSON.
 
-    Raises NoResult("no_object") if neither is an object.
+    Raises:
+        NoResult: Neither is an object ("no_object").
     """
     content: Any = answer.structured_content
     if content is None:
         content = _parsed(text_of(answer) or "")
+
     if not isinstance(content, Mapping):
         raise NoResult("no_object")
     return content
@@ -116,9 +122,10 @@ class McpTool(Tool):
     options: McpOptions
 
     def __init__(self, key: str, options: McpOptions, prompt: str) -> None:
-        """Take the tool's name and description from the options, or else from its name on the server.
+        """Choose the tool's name and description, without opening a connection.
 
-        `get_weather` and `getWeather` are called GetWeather in texts. No connection is opened yet.
+        They are taken from the options, or else from the tool's name on the server. `get_weather` and `getWeather` are
+        both called GetWeather in texts.
         """
         super().__init__(key, options, prompt)
         words = lane_key(options.tool).split("_")  # ["get", "weather"] of `getWeather`
@@ -126,6 +133,7 @@ class McpTool(Tool):
         self.description = options.description or " ".join(words)
         self.version = options.version
         self.server = options.server
+
         # Without the regular expression `wants`, the tool gets the texts that fit it better than most other tools.
         self.routed = options.wants is None
         self._session: McpSession | None = None
@@ -167,9 +175,10 @@ class McpTool(Tool):
         return determining(self.options, "wants")
 
     def close(self, session: McpSession | None = None) -> None:
-        """Close the open session with the server, if any; the next call opens another.
+        """Close the session with the server, if one is open. The next call opens another one.
 
-        session: close only this session; one with which another thread has replaced it stays open.
+        Args:
+            session: Close only this session, and not one with which another thread has replaced it.
         """
         with self._lock:
             if self._session is None:
@@ -177,6 +186,7 @@ class McpTool(Tool):
             if session is not None and session is not self._session:
                 return
             atexit.unregister(self._session.close)
+
             # In a thread of its own: a server that hangs delays closing over HTTP for minutes.
             closing = threading.Thread(target=self._session.close, daemon=True)
             closing.start()
@@ -192,11 +202,18 @@ class McpTool(Tool):
             return self._session
 
     def _answer_call(self, call: ToolCall) -> ToolResult:
-        """Call the server's tool and return its answer as a text, or the reason why it has none.
+        """Call the server's tool.
 
-        Raises RetryableError if no answer came, also as SessionLost; ToolDown if no session can be opened.
+        Returns:
+            Its answer as a text, or the reason why there is none.
+
+        Raises:
+            SessionLost: The session has ended. The next try opens another one.
+            RetryableError: No answer came.
+            ToolDown: No session can be opened.
         """
         session = self._ensure_session()
+
         try:
             answer = session.call(call.arguments)
             return self._build_result(call, answer)
@@ -208,10 +225,18 @@ class McpTool(Tool):
             return ToolResult(None, error.reason)
 
     def _build_result(self, call: ToolCall, answer: "CallToolResult") -> ToolResult:
-        """Return the text of a server's answer to a call, or a reason; NoResult if a template does not fit."""
+        """Extract the text of a server's answer to a call.
+
+        Returns:
+            The text, or the reason why there is none.
+
+        Raises:
+            NoResult: The result template does not fit the answer.
+        """
         if answer.is_error:
             _log.info("%s(%.80s): %.500s", self.name, call.input, text_of(answer))
             return ToolResult(None, "tool_error")
+
         text = text_of(answer) if self.options.result is None else fill_result_template(self.options.result, answer)
         if text is None:
             return ToolResult(None, "no_text")

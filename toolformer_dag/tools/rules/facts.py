@@ -44,13 +44,15 @@ def propose_searches(text: str) -> Iterator[ProposedCall]:
 
 
 def _iter_searches(text: str) -> Iterator[ProposedCall]:
-    """Yield a search before each new fact (a name or number) of a text, about the nearest name before it."""
+    """Propose a search before each new fact (a name or number) of a text, about the nearest name before it."""
     previous_name: re.Match[str] | None = None
     for fact in FACT.finditer(text):
         if fact[0].lower() in COMMON:
             continue
+
         if previous_name is not None and _is_new(text, fact):
             yield from _propose_search(text, previous_name, fact)
+
         is_name = fact[0][0].isalpha()
         if is_name:
             previous_name = fact

@@ -56,10 +56,12 @@ PATTERNS = [
 
 
 def propose_questions(text: str) -> Iterator[ProposedCall]:
-    """Yield questions that the next words of a text may answer, each as a call before these words.
+    """Propose questions that the next words of a text may answer, each as a call before these words.
 
-    After "Ada Lovelace was born in " they are `When was Ada Lovelace born?` and `Where was Ada Lovelace born?`. Calls
-    are ordered by relation ("was born in"), then by their position in the text.
+    After "Ada Lovelace was born in " they are `When was Ada Lovelace born?` and `Where was Ada Lovelace born?`.
+
+    Yields:
+        The calls, first by relation (such as "was born in") and then by position in the text.
     """
     for pattern, templates in PATTERNS:
         for match in pattern.finditer(text):

@@ -54,16 +54,18 @@ class Operand(NamedTuple):
 
 
 def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
-    """Yield calculator calls before each number of a text that two earlier numbers give by +, -, * or /.
+    """Propose calculator calls before numbers that are the sum, difference, product or quotient of two earlier numbers.
 
-    For "He had 12 apples and 30 pears, 42 in all." the call `12 + 30` is proposed before `42`. At most MOST_CALLS per
-    number, those with the nearest operands first.
+    In "He had 12 apples and 30 pears, 42 in all." the call `12 + 30` is proposed before `42`. There are at most
+    MOST_CALLS per number, and calls with the nearest operands come first.
 
-    strict: for web pages. Results that may be years, dates, times, versions or small counts are left out, and so are
-    the operands 0, 1 and 2.
+    Args:
+        strict: Whether to leave out results that may be years, dates, times, versions or small counts, and the
+            operands 0, 1 and 2. This is for web pages.
     """
     text_numbers = sorted([*_iter_numbers_in_digits(text), *_iter_numbers_in_words(text)])
     token_positions = _compute_token_positions(text, text_numbers)
+
     for index, result in enumerate(text_numbers):
         if _may_be_result(text, result, strict=strict):
             first_operand = _find_first_operand(token_positions, index)  # operands stand in a window of tokens before
@@ -136,10 +138,15 @@ def _is_part_of_longer_form(text: str, number: Operand) -> bool:
 
 
 def _iter_calls_with_result(result: Operand, operands: Sequence[Operand], *, strict: bool) -> Iterator[str]:
-    """Yield calls such as `12 + 30` on two of the operands that have this result, pairs near the result first.
+    """Find calls such as `12 + 30` that have a certain result.
 
-    - operands: the numbers before the result, in the order of the text.
-    - strict: whether pairs with 0, 1 or 2 are left out.
+    Args:
+        result: The number that is the result.
+        operands: The numbers before it, in the order of the text.
+        strict: Whether to leave out pairs with 0, 1 or 2.
+
+    Yields:
+        The calls. Pairs of operands near the result come first.
     """
     for farther, nearer in _iter_distinct_pairs(operands):
         is_small = farther.value in SMALL_OPERANDS or nearer.value in SMALL_OPERANDS
@@ -166,11 +173,15 @@ def _iter_pairs_nearest_first(operands: Sequence[Operand]) -> Iterator[tuple[Ope
 
 
 def _iter_calls_on_pair(result: int, a: Operand, b: Operand) -> Iterator[str]:
-    """Yield the sums, differences, products and quotients of two numbers that have this result, as calls.
+    """Find the operations on two numbers that have a certain result.
 
-    For 12 and 30 and the result 18 it yields `30 - 12`. Differences below zero, `a * 1` and `a / 1` are left out.
+    Differences below or equal to zero, `a * 1` and `a / 1` are left out.
+
+    Yields:
+        The operations as calls. For 12 and 30 and the result 18 this is `30 - 12`.
     """
     large, small = (a, b) if a.value > b.value else (b, a)
+
     if _is_sum(result, a.value, b.value):
         yield f"{a.written} + {b.written}"
     if _is_difference(result, large.value, small.value):
@@ -208,15 +219,19 @@ def _is_quotient(result: int, *, dividend: int, divisor: int) -> bool:
 
 
 def _rounds_to(result: int, *, numerator: int, denominator: int) -> bool:
-    """Return whether the calculator prints numerator / denominator, rounded half up to two decimals, as this result.
+    """Check whether the calculator prints numerator / denominator, rounded half up to two decimals, as this result.
 
-    A whole result has to be exact, because 2001 / 1999 is 1.00 for any two years. The denominator is positive.
+    A whole result has to be exact, because otherwise 2001 / 1999 would be 1.00 for any two years.
 
-    result, numerator: in units of 1 / UNIT, so that 2.5 is 2.5 * UNIT.
+    Args:
+        result: The result, in units of 1 / UNIT: 2.5 is 2.5 * UNIT.
+        numerator: The numerator, in the same units.
+        denominator: A positive number.
     """
     # result - 0.005 <= value < result + 0.005, with all sides multiplied by the denominator, so nothing is rounded.
     difference = numerator - result * denominator
     hundredth = HUNDREDTH * denominator
+
     is_whole = result % UNIT == 0
     if is_whole:
         return difference == 0
