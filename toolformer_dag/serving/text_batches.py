@@ -103,7 +103,7 @@ def choose_batch(text: WrittenText, open_batches: Sequence[TextBatch], backend: 
     All batches together hold at most BATCH_TOKENS tokens. Only a text that is alone may exceed this.
 
     Returns:
-        An open batch, or a new one, which the caller adds to the open ones. None if memory has no room for the text now.
+        An open batch, or a new one, which the caller adds to the open ones. None if memory has no room now.
     """
 
     held_tokens = sum(batch.size.tokens for batch in open_batches)
