@@ -102,9 +102,8 @@ def build_asset(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
         suffix: The end of the names of the plan's resources. It allows two plans to share a code location, and is
             empty for most.
     """
-    resource_keys = _map_parameter_to_resource(
-        output, suffix
-    )  # parameter of `output.make` -> name of the resource in Dagster
+    # parameter of `output.make` -> name of the resource in Dagster
+    resource_keys = _map_parameter_to_resource(output, suffix)
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         resources = {parameter: getattr(context.resources, key) for parameter, key in resource_keys.items()}

@@ -167,9 +167,8 @@ class Asking:
     def _build_tool_identity(self) -> dict[str, Any]:
         """Collect what determines the written calls and their results, as a part of the key of stored texts."""
         tools = [lane.tool for lane in self.lanes]
-        thresholds = map_tool_to_start_threshold(
-            self.lanes
-        )  # tool -> least probability of ` [`; empty if no setting has it
+        # tool -> least probability of ` [`; empty if no setting has it
+        thresholds = map_tool_to_start_threshold(self.lanes)
 
         # Settings of [decoding] that matter for calls. Three of them are below in another form: k as it is asked for
         # here, `tools` (how many are offered) by `build_offer_identity`, and min_probability by tool.
@@ -302,9 +301,8 @@ def generations(
         WriteError: A text cannot be stored.
     """
     requested = _select_distinct_prompts(questions)
-    missing = _select_missing_prompts(
-        store, requested
-    )  # distinct prompts, so that repeated questions count as answered before
+    # distinct prompts, so that repeated questions count as answered before
+    missing = _select_missing_prompts(store, requested)
     answered_before = len(questions) - missing.height
 
     fresh = _generate_missing(store, asking, missing, lambda generated: advance(answered_before + generated))

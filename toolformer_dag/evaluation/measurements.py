@@ -128,9 +128,8 @@ def _build_decoding_identity(plan: Plan) -> dict[str, Any]:
     value under which nothing changes.
     """
     decoding = determining(plan.settings.decoding, but=("min_probability",))  # which is added by tool instead
-    thresholds = map_tool_to_start_threshold(
-        plan.lanes
-    )  # tool -> least probability of ` [`; empty if no setting has it
+    # tool -> least probability of ` [`; empty if no setting has it
+    thresholds = map_tool_to_start_threshold(plan.lanes)
 
     tools = [lane.tool for lane in plan.inference_lanes]
     return {
@@ -441,9 +440,8 @@ class _Questioning:
         for answers in compared(self._plan.settings, self._ask):
             check_outage(answers.outcomes)  # raises ToolDown
             self.answers.append(answers)
-            self._report_progress(
-                answered=0
-            )  # none yet of the next benchmark; those in `self.answers` are counted anyway
+            # none yet of the next benchmark; those in `self.answers` are counted anyway
+            self._report_progress(answered=0)
 
     def _count_questions(self) -> int:
         """Return the number of questions under all conditions of all models."""

@@ -396,9 +396,8 @@ def _format_averages(rows: pl.DataFrame) -> pl.DataFrame:
         _format_interval("accuracy").alias("average"),
         "figures_of",
     )
-    return table.select(
-        _format_model_name(), pl.exclude("model", "figures_of")
-    )  # the name is made of these two columns
+    # the name is made of these two columns
+    return table.select(_format_model_name(), pl.exclude("model", "figures_of"))
 
 
 PAPER_TABLES = (

@@ -142,9 +142,8 @@ def _find_first_texts(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) 
     first_texts: dict[int, CorpusTextId] = {}
     for batch in _iter_training_batches(corpus):
         ids = batch.select(CorpusTextId._fields)
-        matches = passages.find_pairs_in(
-            batch["text"].to_list()
-        )  # a row per text of the batch and question that it holds
+        # a row per text of the batch and question that it holds
+        matches = passages.find_pairs_in(batch["text"].to_list())
 
         for text_index, question_index in matches.iter_rows():
             text_id = CorpusTextId(*ids.row(text_index))

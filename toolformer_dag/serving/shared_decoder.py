@@ -316,9 +316,8 @@ class SharedDecoder:
         The answer comes back as a job for the decoding thread (`_take_answer`). A call that cannot be run, or has
         no time left, is answered at once with the reason.
         """
-        written_call = (
-            writing.text.call
-        )  # this object tells the answer of this call from a late one (`_is_waiting_for`)
+        # this object tells the answer of this call from a late one (`_is_waiting_for`)
+        written_call = writing.text.call
         parsed_call = writing.text.open_call()  # the same call: its tool, its input, or why it cannot be run
         reason = self._begin_waiting(writing, parsed_call)  # the text is in `_calling` from here on
 
