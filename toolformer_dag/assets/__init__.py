@@ -133,9 +133,10 @@ def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
 
 
 def _build_computing_job(plan: Plan) -> Any:
-    """Return the job that makes all assets but checkpoints and their measurements."""
+    """Build the job that makes all assets except checkpoints and their measurements."""
     by_hand = list_manual_assets(plan)
     computed = [output.name for output in outputs(plan) if output.name not in by_hand]
+
     return _build_job(
         plan,
         name=JOB,
@@ -166,9 +167,9 @@ def _build_job(plan: Plan, *, name: str, assets: Sequence[str], description: str
 
 
 def build_shard_sensor(plan: Plan) -> dg.SensorDefinition:
-    """Return the sensor that reports changed shard files to Dagster, every `execution.sensor_seconds`.
+    """Build the sensor that reports changed shard files to Dagster, every `execution.sensor_seconds`.
 
-    With `execution.automation` it also requests JOB for what is out of date.
+    If `execution.automation` is on, it also requests a run of JOB for what is out of date.
     """
     execution = plan.settings.execution
     starts = f"starts {JOB}" if execution.automation else "starts nothing: execution.automation is off"
@@ -196,10 +197,13 @@ def _observe_and_request_run(context: dg.SensorEvaluationContext, plan: Plan) ->
 
 
 def _report_changed_files(instance: dg.DagsterInstance, plan: Plan) -> bool:
-    """Report the shard files to Dagster if they changed; return whether they did.
+    """Report the shard files to Dagster if they changed.
 
-    The first look at shard files counts as a change too. Then the lake may have been moved here, with tables that this
-    Dagster instance does not know; so all that it holds is reported.
+    The first look at the shard files counts as a change too. The lake may have been moved here, with tables that this
+    Dagster instance does not know, so everything that it holds is reported.
+
+    Returns:
+        Whether the files changed.
     """
     changed = observe(instance, plan)
     if changed:
@@ -209,18 +213,20 @@ def _report_changed_files(instance: dg.DagsterInstance, plan: Plan) -> bool:
 
 
 def _request_run_or_skip(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
-    """Return a request to run JOB, or why none is made.
+    """Request a run of JOB, or say why none is needed.
 
     The sensor's cursor holds the project's state at the last request, so that a failed run is not repeated in the same
     state.
     """
     if _is_queued_or_running(context.instance):
         return dg.SkipReason("the job is running already")
+
     all_outputs = outputs(plan)
     state = _hash_project_state(plan, all_outputs)
     last_run = _find_last_run(context.instance)
     if context.cursor == state and _did_not_succeed(last_run):
         return dg.SkipReason("the last run did not succeed, and nothing changed since")
+
     to_compute = _list_reasons_to_run(plan, all_outputs)
     if not to_compute:
         return dg.SkipReason("nothing is out of date")
@@ -266,15 +272,17 @@ def _build_run_key(state: str, to_compute: Mapping[str, Sequence[str]], last_run
 
 
 def _list_reasons_to_run(plan: Plan, all_outputs: Sequence[AssetDeclaration]) -> dict[str, list[str]]:
-    """Return the stale assets for which automation starts JOB, with the reasons.
+    """List the stale assets for which automation starts JOB, with the reasons.
 
     Training, measurements and retries of lost rows are left to a person.
     """
     with session():
         stale = list_stale_assets(all_outputs)
+
     by_hand = list_manual_assets(plan)
     lines_by_name = {}
     for name, reasons in stale.items():
         if name not in by_hand and not reasons.retry_only:
             lines_by_name[name] = list(reasons.lines)
+
     return lines_by_name

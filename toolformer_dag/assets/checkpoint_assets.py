@@ -43,9 +43,14 @@ def list_checkpoint_assets(plan: Plan) -> list[str]:
 
 
 def checkpoint(plan: Plan, name: str) -> AssetDeclaration:
-    """Return the asset of a finetuned checkpoint; `name` is one of `checkpoints`."""
+    """Declare the asset of a finetuned checkpoint.
+
+    Args:
+        name: One of the names in `checkpoints`.
+    """
     declared = checkpoints(plan.settings)[name]
     trained = _TrainedCheckpoint(plan, name, declared)
+
     return AssetDeclaration(
         name=plan.named(f"training/{name}"),
         settings=declared.settings(plan),
@@ -102,25 +107,32 @@ class _TrainedCheckpoint:
             return self._finetune(context, lake)
 
     def _finetune(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
-        """Train unless the checkpoint is up to date, publish its curve, and send its files to the object store."""
+        """Train unless the checkpoint is up to date, publish its loss curve, and send its files to the object store."""
         data, recipe = self.declared.read_data_and_recipe(self.plan)
         heldout_count = len(data.heldout)
         _warn_of_few_texts(context, heldout_count)
         report = self._train_if_stale(context, data, recipe)
+
         curve = publish_curve(self.plan, self.name, report)
         self.files.send()
         if not report.reused:
             note_cost(context, lake, _compute_training_cost(report, recipe.batch_size))
+
         shown = _build_checkpoint_metadata(self.folder, report, curve, heldout_count)
         return dg.MaterializeResult(data_version=dg.DataVersion(report.fingerprint), metadata=shown)
 
     def _train_if_stale(
         self, context: dg.AssetExecutionContext, data: TrainingData, recipe: TrainingSettings
     ) -> TrainingReport:
-        """Train unless the stored checkpoint is up to date, write its model card, and return the training's report."""
+        """Train unless the stored checkpoint is up to date, and write its model card.
+
+        Returns:
+            The report of the training.
+        """
         from toolformer_dag.training.launch import train
 
         self._refuse_too_few_texts()
+
         report = train(
             base=self.declared.base(self.plan),
             data=data,
@@ -129,6 +141,7 @@ class _TrainedCheckpoint:
             progress=progress(context, "steps"),
             measured=_build_training_observer(context),
         )
+
         if not report.reused or is_card_lost(self.folder):
             self._write_card(report, heldout_count=len(data.heldout))
         return report
@@ -172,9 +185,10 @@ def _build_training_observer(context: dg.AssetExecutionContext) -> Callable[[int
 def _build_checkpoint_metadata(
     folder: Path, report: TrainingReport, curve: pl.DataFrame, heldout_count: int
 ) -> dict[str, Any]:
-    """Return the metadata of a checkpoint's asset: label -> value, as its page in Dagster shows them.
+    """Build the metadata of a checkpoint's asset, which its page in Dagster shows by label.
 
-    heldout_count: the number of held-out texts whose loss chose the published step.
+    Args:
+        heldout_count: The number of held-out texts whose loss chose the published step.
     """
     return {
         "checkpoint": dg.MetadataValue.path(str(folder)),

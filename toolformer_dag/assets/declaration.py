@@ -70,13 +70,19 @@ class AssetDeclaration:
 
 
 def receive_and_find_reasons(files: LocalOutput, find_reasons: Callable[[], Sequence[str]]) -> Reasons:
-    """Download newer files of other machines, then return why the files here are out of date; empty if they are not.
+    """Download newer files of other machines, and find out why the files here are out of date.
 
     Files that the object store lacks count as out of date.
 
-    find_reasons: called after the download; returns why the files are out of date for other reasons.
+    Args:
+        files: The files that machines share.
+        find_reasons: Called after the download. Returns other reasons why the files are out of date.
+
+    Returns:
+        The reasons. They are empty if the files are up to date.
     """
     files.receive()
+
     lines = find_reasons()
     if not lines and files.has_unsent_files():
         lines = ["it is not in the object store yet"]
@@ -89,13 +95,15 @@ def asset_key(name: str) -> dg.AssetKey:
 
 
 def build_asset(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
-    """Return the Dagster asset of a declared one, with its checks.
+    """Build the Dagster asset of a declared asset, with its checks.
 
-    suffix: ends the names of the plan's resources, so that two plans can share a code location; empty for most.
+    Args:
+        output: The declared asset.
+        suffix: The end of the names of the plan's resources. It allows two plans to share a code location, and is
+            empty for most.
     """
-    resource_keys = _map_parameter_to_resource(
-        output, suffix
-    )  # parameter of `output.make` -> name of the resource in Dagster
+    # parameter of `output.make` -> name of the resource in Dagster
+    resource_keys = _map_parameter_to_resource(output, suffix)
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         resources = {parameter: getattr(context.resources, key) for parameter, key in resource_keys.items()}
@@ -115,7 +123,7 @@ def build_asset(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
 
 
 def _build_page_options(output: AssetDeclaration, suffix: str) -> dict[str, Any]:
-    """Return the arguments of `dg.asset` that only determine what the asset's page shows."""
+    """Build the arguments of `dg.asset` that only determine what the asset's page shows."""
     explorer = dg.MetadataValue.url(build_explorer_address(output.name, suffix))
     return {
         "group_name": output.group_name,
@@ -138,12 +146,18 @@ def _build_check_specs(output: AssetDeclaration) -> list[dg.AssetCheckSpec]:
 def _run_step(
     output: AssetDeclaration, context: dg.AssetExecutionContext, resources: Mapping[str, Any]
 ) -> dg.MaterializeResult:
-    """Make an output as a step of a run, show its progress, and return its result.
+    """Make an asset as a step of a run, and show its progress.
 
-    Raises UserError if the disk or the memory is full, else what making the output raises.
+    Returns:
+        The result of the step.
+
+    Raises:
+        UserError: The disk or the memory is full.
+        Exception: Any other error of making the asset.
     """
     if runs_alone(context):  # this process has no other step, and nobody else ends it
         end_with_parent()
+
     lake: Lake | None = resources.get("lake")
     with (
         step(context, output.name) as running,  # shows the progress
@@ -152,6 +166,7 @@ def _run_step(
     ):
         with _note_step_failure(context, lake, running):
             result: dg.MaterializeResult = output.make(context, **resources)
+
         _note_end(context, output, running, result)
         return result
 
@@ -167,14 +182,21 @@ def _note_end(
 
 @contextmanager
 def _note_step_failure(context: dg.AssetExecutionContext, lake: Lake | None, running: Running) -> Iterator[None]:
-    """Note what the step has spent if the block fails; turn an error of full disk or memory into a UserError."""
+    """Note what the step has spent if the block fails.
+
+    Raises:
+        UserError: The block failed because the disk or the memory is full.
+        BaseException: Any other error of the block.
+    """
     try:
         yield
     except BaseException as error:
         if lake is not None:
             note_failure(context, lake, running)
+
         if isinstance(error, UserError):
             raise
+
         limit = explain_limit_met(error)  # such as "the disk is full"
         if limit:
             raise UserError(f"{error}: {limit}; what was committed is kept") from error
@@ -196,17 +218,21 @@ def _hold_pool(running: Running, pool: str, lake: Lake | None) -> AbstractContex
 
 
 def build_explorer_address(name: str, suffix: str) -> str:
-    """Return the address at which `toolformer-dag explore` shows the asset of this name, while it is served.
+    """Build the address at which `toolformer-dag explore` shows an asset, while it is running.
 
-    suffix: what the names of the plan's groups end with; empty for most plans.
+    Args:
+        name: The name of the asset, such as "calculator/loss_deltas".
+        suffix: The end of the names of the plan's groups. Empty for most plans.
     """
     group, _, stage = name.partition("/")
     group = group.removesuffix(suffix)
+
     counts_calls_by_threshold = stage == "table_2"  # though it is a table of the paper
     if group in MEASURED_GROUPS and not counts_calls_by_threshold:  # training/finetuned_checkpoint
         return f"{EXPLORER}#view=runs"
     if group in ASSET_GROUPS:  # warehouse/dataset
         return f"{EXPLORER}#view=thresholds"
+
     # Other groups are tools: calculator/loss_deltas.
     verdict = "&verdict=kept" if stage == "filtered_calls" else ""
     return f"{EXPLORER}#tool={group}{verdict}&view=calls"

@@ -53,7 +53,11 @@ def list_manual_assets(plan: Plan) -> list[str]:
 
 
 def measurement(plan: Plan, name: str) -> AssetDeclaration:
-    """Return the asset of a measurement; `name` is one of MEASURES."""
+    """Declare the asset of a measurement.
+
+    Args:
+        name: One of MEASURES.
+    """
     stored = _StoredMeasurement(plan, name)
     return AssetDeclaration(
         name=plan.named(name),
@@ -113,16 +117,15 @@ class _StoredMeasurement:
         return _build_result(version, {**shown, UNCHANGED: True})
 
     def _measure(self, context: dg.AssetExecutionContext, lake: Lake) -> Measurement:
-        """Measure the plan's checkpoints, publish the rows as the lake's table `name`, and return them.
-
-        What it cost is added to the lake's table of costs.
-        """
+        """Measure the plan's checkpoints, publish the rows as the lake's table `name`, and note the cost."""
         _receive_checkpoints(self.plan)
         measure_and_publish = MEASURES[self.name]
         unit = "questions" if self.name == ACCURACY else "models"
+
         began = time.monotonic()
         measured = measure_and_publish(self.plan, progress(context, unit))
         seconds = time.monotonic() - began
+
         note_cost(context, lake, StepCost(seconds, measured.tokens, measured.calls))
         return measured
 
@@ -167,12 +170,13 @@ def _add_to_model_cards(plan: Plan) -> None:
 
 
 def _build_accuracy_metadata(lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
-    """Return accuracies in per cent, the questions that occur in the corpus, the records left out, and a plot."""
+    """Build what the page shows: accuracies in per cent, questions in the corpus, records left out, and a plot."""
     percent = result.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
     shown = _build_accuracy_numbers(percent)
     shown["in_corpus"] = _build_overlap_table(lake)
     if result.left_out:
         shown["left_out"] = _count_left_out_records(result)
+
     plot = bars(percent, named=("benchmark", "condition"), figure="accuracy")
     shown["plot"] = dg.MetadataValue.md(plot)
     return shown

@@ -62,11 +62,14 @@ def find_last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey) ->
 
 
 def numbers(rows: pl.DataFrame, measure: str, of: str, unit: str = "") -> dict[str, dg.MetadataValue]:
-    """Return one number per row, named such as `accuracy, %: calendar, toolformer`; the UI draws trends of them.
+    """Build a number per row for Dagster's UI, which draws trends of them.
 
-    - `measure`: the column with the number; rows without it are left out
-    - `of`: the column of the subject; the column `condition` follows it in the name
-    - `unit`: such as ", %"
+    The names are such as `accuracy, %: calendar, toolformer`.
+
+    Args:
+        measure: The column with the number. Rows without a number are left out.
+        of: The column of the subject. In the name, the column `condition` follows it.
+        unit: The unit with a comma before it, such as ", %".
     """
     measured = rows.select(of, "condition", measure).drop_nulls()
     shown: dict[str, dg.MetadataValue] = {}
@@ -98,12 +101,13 @@ def _format_cell(value: object, characters: int) -> str:
 
 
 def format_code_cell(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
-    """Return text of the web or of a tool as one line of code for a Markdown cell, cut to `characters`.
+    """Format text of the web or of a tool as one line of code for a Markdown cell, cut to a number of characters.
 
-    In a span of code Markdown has no HTML or links. Unprintable characters become spaces.
+    As code, the text cannot be HTML or a link. Unprintable characters become spaces.
     """
     printable = "".join(char if char.isprintable() else " " for char in text)
     line = " ".join(printable.split())
+
     if not line:
         return ""
     if len(line) > characters:

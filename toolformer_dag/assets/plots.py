@@ -77,18 +77,22 @@ def drawn(plot: Plot) -> str:
 
 
 def draw_delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
-    """Return a histogram of L- - L+ over scored calls as Markdown, with counts on a log scale and a line at tau_f.
+    """Draw a histogram of the deltas of scored calls as Markdown, with counts on a log scale and a line at tau_f.
 
-    deltas: has a column `delta`. tau_f: None if no call is kept; then there is no line.
+    Args:
+        deltas: A table with a column `delta` (by how many nats a call lowers the loss).
+        tau_f: The threshold of the filter. None if no call is kept. Then there is no line.
     """
     counts = histogram(deltas["delta"]).tolist()
     highest_count = max(*counts, 1)
     bar_path = _build_outline_path(counts, highest_count)
+
     parts = [f"<path d='{bar_path}' fill='{BLUE}'/>"]
     legend = {"calls, log scale": BLUE}
     if tau_f is not None:
         parts.append(_draw_threshold_line(tau_f))
         legend[f"tau_f {tau_f:.4g}"] = RED
+
     axes = _draw_axes("delta, nats", AxisEnds(*CLIPPED), AxisEnds(0, highest_count))
     return _draw_picture("calls by delta", legend, axes, *parts)
 
@@ -107,12 +111,13 @@ def _compute_histogram_x(delta: float) -> int:
 
 
 def _build_outline_path(counts: Sequence[int], highest_count: int) -> str:
-    """Return the SVG path around the bars of a histogram; the highest count fills HEIGHT.
+    """Build the SVG path around the bars of a histogram. The highest count fills HEIGHT.
 
-    `V` moves to a height, `h` to the right. Neighbours with equal counts are one wide bar.
+    In the path, `V` moves to a height and `h` to the right. Neighbours with equal counts are drawn as one wide bar.
     """
     bar_width = WIDTH // BINS
     path = f"M0 {HEIGHT}"
+
     for count, equal_counts in groupby(counts):
         top = HEIGHT - _compute_log_height(count, highest_count)
         bar_count = len(list(equal_counts))
@@ -132,14 +137,16 @@ def histogram(deltas: pl.Series) -> np.ndarray:
 
 
 def draw_chance_curves(rates: pl.DataFrame) -> str:
-    """Return the false discovery rate over tau_f, its one-sided 95 % bound and the level of 5 %, as Markdown.
+    """Draw the false discovery rate over tau_f as Markdown, with its one-sided 95 % bound and the level of 5 %.
 
-    rates: has the columns tau_f, fdr and fdr_high.
+    Args:
+        rates: A table with the columns tau_f, fdr and fdr_high.
     """
     sampled = _sample_rows(rates.sort("tau_f"))
     area = _PlotArea(AxisEnds(sampled["tau_f"][0], sampled["tau_f"][-1]), AxisEnds(0, 1))
     rate = area.curve(sampled["tau_f"], sampled["fdr"], BLUE)
     upper_bound = area.curve(sampled["tau_f"], sampled["fdr_high"], ORANGE)
+
     legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
     return _draw_picture("share by chance", legend, area.axes("tau_f"), rate, upper_bound, _draw_level_line())
 
@@ -151,14 +158,16 @@ def _draw_level_line() -> str:
 
 
 def draw_frontier_curve(frontier: pl.DataFrame) -> str:
-    """Return the nats that calls gain over their cost, one point per tau_f and a ring at today's tau_f, as Markdown.
+    """Draw the nats that calls gain over their cost as Markdown, a point per tau_f and a ring at today's tau_f.
 
-    frontier: has the columns tau_f, today (whether this tau_f applies), nats and cost.
+    Args:
+        frontier: A table with the columns tau_f, today (whether this tau_f applies now), nats and cost.
     """
     points = _select_frontier_points(frontier)
     area = _PlotArea(AxisEnds.of(points["cost"]), AxisEnds.of(points["nats"]))
     curve = area.curve(points["cost"], points["nats"], BLUE)
     rings = _draw_rings(points.filter("today"), area)
+
     legend = {"nats that calls gain": BLUE}
     if rings:
         legend["at today's tau_f"] = RED
@@ -185,17 +194,21 @@ def _draw_rings(points: pl.DataFrame, area: "_PlotArea") -> list[str]:
 
 
 def draw_loss_curve(curve: pl.DataFrame) -> str:
-    """Return training loss (blue) and held-out perplexity (orange) over steps as Markdown, each on its own scale.
+    """Draw training loss (blue) and held-out perplexity (orange) over steps as Markdown, each on its own scale.
 
-    curve: has the columns step, measure and value. Only its first two measures and finite values are drawn.
+    Args:
+        curve: A table with the columns step, measure and value. Only its first two measures and finite values are
+            drawn.
     """
     finite = curve.filter(pl.col("value").is_finite())
     steps = AxisEnds(0, max(finite["step"], default=0))
+
     parts: list[str] = []
     legend: dict[str, str] = {}
     for points, style in zip(_split_by_measure(finite), LOSS_CURVES, strict=False):
         parts += _draw_curve_with_scale(points, steps, style)
         legend[_shorten_measure(points)] = style.color
+
     return _draw_picture("curves", legend, _draw_axes("steps", steps), *parts)
 
 
@@ -231,14 +244,16 @@ def _draw_curve_with_scale(points: pl.DataFrame, steps: AxisEnds, style: _CurveS
 
 
 def draw_start_curves(rows: pl.DataFrame) -> str:
-    """Return right answers (blue) and questions with a call (orange) over min_probability, in per cent, as Markdown.
+    """Draw right answers (blue) and questions with a call (orange) over min_probability as Markdown, in per cent.
 
-    rows: has the columns min_probability, accuracy and calls.
+    Args:
+        rows: A table with the columns min_probability, accuracy and calls.
     """
     probabilities = rows["min_probability"]
     area = _PlotArea(AxisEnds.of(probabilities), AxisEnds(0, 100))
     right = area.curve(probabilities, rows["accuracy"], BLUE)
     calls = area.curve(probabilities, rows["calls"], ORANGE)
+
     legend = {"right, %": BLUE, "calls, %": ORANGE}
     axes = area.axes("min_probability")
     return _draw_picture("right answers and calls over min_probability", legend, axes, right, calls)
@@ -263,16 +278,18 @@ PLOTTED: Mapping[str, Bars] = {
 
 
 def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
-    """Return one bar per row as Markdown, with its number and, if the row has low and high, its 95 % interval.
+    """Draw a bar per row as Markdown, with its number and, if the row has low and high, its 95 % interval.
 
-    - `named`: the columns that name a bar
-    - `figure`: the column of its length; rows without it are left out
+    Args:
+        named: The columns that name a bar.
+        figure: The column of its length. Rows without a value there are left out.
     """
     bar_rows = rows.drop_nulls(figure).to_dicts()
     chart = _BarChart(named, figure, _longest(bar_rows, figure))
     parts: list[str] = []
     for index, row in enumerate(bar_rows):
         parts += chart.bar(row, top=index * BAR)
+
     height = len(bar_rows) * BAR
     legend = _build_bar_legend(bar_rows, figure)
     return _draw_picture("plot", legend, chart.axes(height), *parts, width=2 * WIDTH, height=height)
@@ -379,9 +396,11 @@ def _compute_pixels(values: Iterable[float], ends: AxisEnds, size: int) -> list[
 
 
 def _draw_axes(title: str, x_ends: AxisEnds, y_ends: AxisEnds | None = None, height: int = HEIGHT) -> str:
-    """Return the SVG of both axes with the numbers at their ends; the vertical one has none without `y_ends`.
+    """Draw both axes as SVG, with the numbers at their ends.
 
-    title: what the horizontal axis measures.
+    Args:
+        title: What the horizontal axis measures.
+        y_ends: The ends of the vertical axis. None to draw no numbers there.
     """
     parts = [f"<path d='M0 0V{height}H{WIDTH}' fill='none' stroke='#888'/>"]
     parts += _draw_x_numbers(x_ends, height)
@@ -426,13 +445,16 @@ def _draw_line(path: str) -> str:
 
 
 def _draw_picture(name: str, legend: Mapping[str, str], *parts: str, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Return the Markdown of an image whose address holds the SVG itself.
+    """Put a drawing together as a Markdown image whose address holds the SVG itself.
 
-    - `legend`: label -> color; the first three are shown
-    - `width`, `height`: of the plot, without the margins
+    Args:
+        legend: The colors by label. Only the first three are shown.
+        width: The width of the plot without the margins.
+        height: The height of the plot without the margins.
     """
     begin = _open_svg(width + 2 * LEFT, height + ABOVE + BELOW)
     svg = "".join((begin, *_draw_legend(legend), *parts, "</svg>"))
+
     ascii_svg = svg.encode("ascii", "xmlcharrefreplace").decode()
     address = "".join(ESCAPED.get(char, char) for char in ascii_svg)
     return f"![{name}](<data:image/svg+xml,{address}>)"

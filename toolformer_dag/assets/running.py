@@ -92,17 +92,22 @@ class Step:
         return f"{self.done:,} {self.unit}" if self.done else ""
 
     def _format_time_left(self, seconds: float) -> str:
-        """Return how long the rest takes at the pace of the `seconds` so far, as "0:01:12 left"; empty if unknown.
+        """Format how long the rest of the step takes, such as "0:01:12 left". Empty if it is unknown.
 
-        It is "measuring the time left" once tokens are spent, until the first chunk is finished: loading the model took
-        a part of the time, so there is no pace yet.
+        While the first chunk is being computed, the text is "measuring the time left": much of the time so far was
+        spent on loading the model, so it says little about the pace.
+
+        Args:
+            seconds: The time since the step began.
         """
         is_within_first_chunk = self.tokens and not self.measured
         if self.expected > self.tokens and is_within_first_chunk:
             return "measuring the time left"
+
         share_done = self._compute_share_done()
         if not 0 < share_done < 1:
             return ""
+
         seconds_left = seconds / share_done * (1 - share_done)
         return f"{timedelta(seconds=round(seconds_left))} left"
 
@@ -113,9 +118,10 @@ class Step:
         return self.done / self.total if self.total else 0.0
 
     def end(self, metadata: Mapping[str, Any]) -> None:
-        """Set the outcome: `443 rows in 12.1 s, 5,010 tokens/s`, or `unchanged`.
+        """Set the outcome of the step, such as `443 rows in 12.1 s, 5,010 tokens/s`, or `unchanged`.
 
-        metadata: of the materialization, as Dagster's values or plain ones.
+        Args:
+            metadata: The metadata of the materialization, as Dagster's values or plain ones.
         """
         values = {name: getattr(value, "value", value) for name, value in metadata.items()}
         if values.get(UNCHANGED):
@@ -174,16 +180,21 @@ class Running(Step):
         self.measured = self._finished.estimated > 0
 
     def _estimate_tokens(self, ahead: Ahead) -> float:
-        """Return the tokens that the step takes in all: those of finished chunks, and an estimate for the rest.
+        """Estimate how many tokens the step takes in total.
 
-        The estimate is the plan's, scaled by what finished chunks took in comparison to theirs. `_finished` is updated
-        whenever another chunk has ended. ahead: the plan's estimate for all chunks, and for the finished ones.
+        For finished chunks the true number is used. For the rest it is the plan's estimate, scaled by how far the
+        plan was off for the finished chunks.
+
+        Args:
+            ahead: The plan's estimates for all chunks and for the finished ones.
         """
         another_chunk_has_ended = ahead.tokens_done != self._finished.estimated
         if another_chunk_has_ended:
             self._finished = _FinishedChunks(estimated=ahead.tokens_done, spent=self.tokens)
+
         finished = self._finished
         scale = finished.spent / finished.estimated if finished.estimated else 1.0
+
         estimate_for_rest = (ahead.tokens - finished.estimated) * scale
         return finished.spent + estimate_for_rest
 
@@ -194,14 +205,20 @@ _current: ContextVar[Running] = ContextVar("current")
 
 @contextmanager
 def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
-    """Write the progress of the step that runs inside the block to a file, for whoever watches the run.
+    """Write the progress of a step to a file while the block runs, for everyone who watches the run.
 
-    The outcome is `failed: REASON` if the block raises an Exception; else the caller sets it in the block (`Step.end`).
+    If the block raises an error, the outcome of the step becomes `failed: REASON`. Otherwise the block has to set
+    it (`Step.end`).
+
+    Yields:
+        The running step.
     """
     running = Running(name)
     running.file = _find_progress_file(context, name)
+
     token = _current.set(running)  # here `progress` and `note_cost` find the step
     running.write()
+
     try:
         with _write_progress_regularly(running):
             yield running
@@ -223,9 +240,9 @@ def _find_progress_file(context: dg.AssetExecutionContext, name: str) -> Path | 
 
 @contextmanager
 def _write_progress_regularly(running: Running) -> Iterator[None]:
-    """Write the step's progress to its file every TELL_EVERY_SECONDS inside the block, in a thread.
+    """Write the progress of a step to its file every TELL_EVERY_SECONDS while the block runs, in another thread.
 
-    What cannot be written, such as on a full disk, is passed over; any other error ends the thread, not the step.
+    A failed write, such as on a full disk, is ignored. Any other error ends the thread, but not the step.
     """
     ended = threading.Event()
 
@@ -251,16 +268,22 @@ class _Progress:
         self._written_at = 0.0
 
     def advance(self, done: int, total: int) -> None:
-        """Record how many units of the step are done, of `total` in all (0 if that is unknown).
+        """Record the progress of the step.
 
-        Writes it to the step's file at most every WRITE_EVERY_SECONDS, and to the log every LOG_EVERY_SECONDS.
+        The step's file is written at most every WRITE_EVERY_SECONDS, the log at most every LOG_EVERY_SECONDS.
+
+        Args:
+            done: The number of finished units.
+            total: The number of all units, or 0 if it is unknown.
         """
         self._running.done = done
         self._running.total = total
+
         now = time.monotonic()
         if now - self._written_at > WRITE_EVERY_SECONDS:
             self._written_at = now
             self._running.write()
+
         if now - self._logged_at > LOG_EVERY_SECONDS:
             self._logged_at = now
             self._context.log.info(self._running.under_way)
@@ -274,17 +297,20 @@ def progress(
 ) -> Callable[[int, int], None]:
     """Return a function `advance(done, total)` that reports the progress of the running step.
 
-    From now on the step's record, which is written to its file, asks `spent` and `ahead` for its figures.
+    From now on, the step gets its figures from `spent` and `ahead` whenever it is written to its file.
 
-    - `unit`: what done and total count, such as "texts"; a total of 0 is unknown
-    - `spent`: returns the tokens and calls of this process so far
-    - `ahead`: returns what the units take by the plan
+    Args:
+        unit: What is counted, such as "texts".
+        spent: Returns the tokens and calls that this process has spent so far.
+        ahead: Returns the plan's estimate of what the units take.
     """
     running = _current.get()  # the record of the step that runs in this thread, set by `step`
     spent_before_step = spent()
+
     running.unit = unit
     running.spent = lambda: spent() - spent_before_step
     running.ahead = ahead
+
     return _Progress(context, running).advance
 
 
@@ -294,13 +320,16 @@ def runs_alone(context: dg.AssetExecutionContext) -> bool:
 
 
 def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> None:
-    """Add a row to the lake's table of costs, and show the cost as what the running step has spent.
+    """Add the cost of a step to the lake's table of costs, and to the progress of the running step.
 
-    Raises WriteError in a folder; on an object store, an error only becomes a warning in the log.
+    Raises:
+        WriteError: The row cannot be written to a lake in a folder. On an object store this is only a warning
+            in the log.
     """
     spent_in_all = Spent(cost.tokens, cost.calls)
     running = _current.get()
     running.spent = lambda: spent_in_all  # it is asked whenever the step's progress is written
+
     asset = context.asset_key.to_user_string()
     warning = f"the cost of {asset} is not in `costs`"
     write = partial(add_cost, lake, context.run.run_id, asset, cost)
@@ -310,9 +339,11 @@ def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> 
 def note_changes(
     context: dg.AssetExecutionContext, lake: Lake, settings: Sequence[FieldChange], kept: KeptCounts | None
 ) -> None:
-    """Add changed settings, and the calls kept before and after, to the lake's table of changes.
+    """Add a row to the lake's table of changes: the changed settings, and the calls kept before and after.
 
-    Raises WriteError in a folder; on an object store, an error only becomes a warning in the log.
+    Raises:
+        WriteError: The row cannot be written to a lake in a folder. On an object store this is only a warning
+            in the log.
     """
     asset = context.asset_key.to_user_string()
     warning = f"what {asset} changed is not in `changes`"
@@ -321,10 +352,14 @@ def note_changes(
 
 
 def _write_log(context: dg.AssetExecutionContext, lake: Lake, warning: str, write: Callable[[], None]) -> None:
-    """Call `write`, which adds rows to a table of the lake that logs runs.
+    """Write rows to a table of the lake that logs runs.
 
-    On an object store it runs in the background, and its error is logged after `warning`; in a folder it runs here,
-    and its error is raised.
+    In a folder they are written at once, and an error is raised. On an object store they are written in the
+    background, and an error becomes a warning in the run's log.
+
+    Args:
+        warning: The text of the warning, which is followed by the error.
+        write: Writes the rows.
     """
     is_object_store = lake.storage.first_wins  # in a folder the last of two writers wins
 
@@ -336,6 +371,7 @@ def _write_log(context: dg.AssetExecutionContext, lake: Lake, warning: str, writ
             write()
 
     lake.storage.write_beside(write_or_warn)
+
     if runs_alone(context):  # the next step runs in another process, which does not wait for the write
         lake.storage.wait_for_writes()
 
@@ -367,7 +403,9 @@ def tag_changes(context: dg.AssetExecutionContext, changed: Sequence[str]) -> No
 def tag_outcome(context: dg.AssetExecutionContext, name: str, metadata: Mapping[str, Any]) -> None:
     """Add an asset to the run's tag COMPUTED, or count it in the tag SKIPPED.
 
-    metadata: of the asset's materialization; without the entry UNCHANGED neither tag changes.
+    Args:
+        name: The name of the asset.
+        metadata: The metadata of its materialization. Without the entry UNCHANGED, no tag changes.
     """
     value = metadata.get(UNCHANGED)
     unchanged = getattr(value, "value", value)  # Dagster's value, or a plain one

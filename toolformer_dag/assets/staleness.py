@@ -30,9 +30,12 @@ OUT_OF_DATE = "out of date"
 
 
 def list_stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:
-    """Return every missing or stale asset with the reasons, in the order of `outputs`.
+    """Find all assets that are missing or out of date.
 
-    An asset with stale inputs counts as fresh until these are made again with other content, as in Dagster's UI.
+    An asset with stale inputs counts as fresh until these inputs get another content, as in Dagster's UI.
+
+    Returns:
+        The reasons by the name of the asset, in the order of `outputs`.
     """
     gc.disable()  # the records of 100,000 parts hold no reference cycles; looking for some took a third of the time
     try:
@@ -43,9 +46,12 @@ def list_stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]
 
 
 def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstance) -> None:
-    """Report to Dagster what the lake holds, so that its page marks exactly what `list_stale_assets` lists.
+    """Report the stored assets to Dagster, so that its page marks the same assets as `list_stale_assets`.
 
-    outputs: each after its dependencies. Call `observe` first, so that the shard files are known.
+    Call `observe` first, so that Dagster knows the shard files.
+
+    Args:
+        outputs: All assets, each after its dependencies.
     """
     # Asset name -> the version that Dagster knows of it; first only of the list of shard files, an input of the others.
     versions = _read_shard_list_version(instance)
@@ -58,19 +64,25 @@ def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstan
 def _report_stored(
     instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_versions: Mapping[str, str]
 ) -> str:
-    """Report a stored asset unless Dagster knows it; return the version that Dagster's page shows from now on.
+    """Report a stored asset to Dagster, unless Dagster knows it already.
 
-    That is the stored version, or for an asset that is out of date the one that Dagster saw last.
+    Args:
+        input_versions: The versions of the assets that it depends on, by name.
 
-    input_versions: asset name -> version, of the assets that it depends on.
+    Returns:
+        The version that Dagster's page shows from now on: the stored version, or, for an asset that is out of
+        date, the version that Dagster saw last.
     """
     tags = {VERSION: stored_version, CODE: output.code_version}
     input_tags = build_input_version_tags(output, input_versions)
+
     if is_known(instance, asset_key(output.name), tags, input_tags):
         return stored_version
+
     is_out_of_date = bool(output.reasons())
     if is_out_of_date:
         return _report_out_of_date(instance, output, stored_version, input_tags)
+
     report_materialization(instance, output, tags | input_tags)
     return stored_version
 
@@ -78,14 +90,18 @@ def _report_stored(
 def _report_out_of_date(
     instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_tags: Mapping[str, str]
 ) -> str:
-    """Let Dagster's page show an asset as out of date; return the version that the page shows.
+    """Make Dagster's page show an asset as out of date.
 
-    - An asset that Dagster knows is not reported: the page goes on to show its last version, as stale.
-    - A new asset is reported with its stored version, and with a code version that equals none.
+    If Dagster knows the asset, nothing is reported: the page keeps its last version, and shows it as stale. A
+    new asset is reported with its stored version, and with a code version that no asset has.
+
+    Returns:
+        The version that the page shows.
     """
     last = find_last_materialization(instance, asset_key(output.name))
     if last is not None:
         return _get_tags(last).get(VERSION, stored_version)
+
     tags = {VERSION: stored_version, CODE: OUT_OF_DATE}
     report_materialization(instance, output, {**tags, **input_tags})
     return stored_version
@@ -98,9 +114,10 @@ def _read_shard_list_version(instance: dg.DagsterInstance) -> dict[str, str]:
 
 
 def build_input_version_tags(output: AssetDeclaration, versions: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that tell Dagster from which versions of its inputs an asset was made.
+    """Build the tags that tell Dagster from which versions of its inputs an asset was made.
 
-    versions: asset name -> version; inputs that are missing here get no tag.
+    Args:
+        versions: The known versions by the name of the asset. Other inputs get no tag.
     """
     tags = {}
     for name in output.depends_on:
@@ -115,20 +132,24 @@ def report_materialization(
     tags: Mapping[str, str],
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Report a materialization of an asset that no run of this Dagster instance has made.
+    """Report to Dagster that an asset was made, although no run of this Dagster instance made it.
 
-    If the last materialization has the same version, and so the same rows, the results of its checks are reported
-    again.
+    If the last materialization has the same version, it has the same rows. Then the results of its checks are
+    reported again.
 
-    - `tags`: VERSION, CODE and the `build_input_version_tags`
-    - `metadata`: what the page shows; None: what it shows already, if that is of the same rows
+    Args:
+        tags: The tags VERSION and CODE, and the tags of `build_input_version_tags`.
+        metadata: What the page shows. None to repeat what it shows already, if that describes the same rows.
     """
     key = asset_key(output.name)
     last_of_same_rows = _find_materialization_of_version(instance, key, tags[VERSION])
+
     if metadata is None:
         metadata = _repeat_metadata(last_of_same_rows)
+
     all_tags = {**tags, **_build_event_tags(tags)}
     instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=metadata, tags=all_tags))
+
     if last_of_same_rows is not None:
         # Without this the page would show no checks of the new materialization.
         for check_name in output.checks:
@@ -159,11 +180,12 @@ def _build_event_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _report_check_again(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> None:
-    """Report a check's last result for the newest materialization; do nothing if the check never ended."""
+    """Report the last result of a check for the newest materialization. Do nothing if the check never ended."""
     record = instance.get_latest_asset_check_evaluation_record(check)
     evaluation = record.evaluation if record is not None else None
     if evaluation is None:  # the run ended before the check
         return
+
     instance.report_runless_asset_event(
         dg.AssetCheckEvaluation(
             asset_key=check.asset_key,
@@ -183,14 +205,16 @@ def is_known(
     tags: Mapping[str, str],
     input_tags: Mapping[str, str] | None = None,
 ) -> bool:
-    """Return whether the last materialization that Dagster knows of an asset has these tags.
+    """Check whether the last materialization that Dagster knows of an asset has certain tags.
 
-    - `tags`: must be among its tags
-    - `input_tags`: must be exactly its tags of input versions (`build_input_version_tags`); None: any will do
+    Args:
+        tags: The tags that it must have, among others.
+        input_tags: Exactly the tags that it must have for the versions of its inputs. None if these do not matter.
     """
     last = find_last_materialization(instance, key)
     if last is None:
         return False
+
     has_tags = tags.items() <= _get_tags(last).items()
     has_input_tags = input_tags is None or _select_input_tags(last) == input_tags
     return has_tags and has_input_tags
@@ -207,16 +231,22 @@ def _get_tags(materialization: dg.AssetMaterialization) -> Mapping[str, str]:
 
 
 def with_descendants(outputs: Sequence[AssetDeclaration], names: Iterable[str]) -> list[str]:
-    """Return `names`, everything that depends on them, and the prepared tools that these need, in order.
+    """Add to some assets everything that depends on them, and the prepared tools that all these need.
 
-    A prepared tool is what a tool makes before its first call, such as an index; without it no call can be made.
+    A prepared tool is what a tool makes before its first call, such as an index. Without it no call can be made.
 
-    outputs: all assets, each after its dependencies.
+    Args:
+        outputs: All assets, each after its dependencies.
+        names: The names of the assets to begin with.
+
+    Returns:
+        The names of the assets in the order of `outputs`.
     """
     chosen_names = set(names)
     for output in outputs:  # one pass is enough: what an output depends on was looked at before
         if chosen_names & set(output.depends_on):
             chosen_names.add(output.name)
+
     chosen = [output for output in outputs if output.name in chosen_names]
     wanted_names = chosen_names | _select_prepared_tools(chosen)
     return [output.name for output in outputs if output.name in wanted_names]

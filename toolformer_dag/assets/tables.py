@@ -39,8 +39,9 @@ from toolformer_dag.tools.tool import Tool
 
 
 def table(output: TableOutput) -> AssetDeclaration:
-    """Return the asset of a table that a stage of the method computes, such as "calculator/loss_deltas"."""
+    """Declare the asset of a table that a stage of the method computes, such as "calculator/loss_deltas"."""
     stage = output.stage
+
     return AssetDeclaration(
         name=output.name,
         settings=output.settings,
@@ -70,18 +71,25 @@ def _describe_table(output: TableOutput) -> str:
 def _bring_up_to_date(
     output: TableOutput, context: dg.AssetExecutionContext, lake: Lake, compute: Compute
 ) -> dg.MaterializeResult:
-    """Compute what is out of date in a table, log cost and changes, and return what its page shows.
+    """Compute what is out of date in a table, and log its cost and changes.
 
-    Raises what `update` raises. Once the rows are stored, raises the error with which the stage ends the run, if it has
-    one for these rows, for example that no call was kept.
+    Returns:
+        What the table's page shows.
+
+    Raises:
+        Exception: The errors of `update`. After the rows are stored, also the error with which the stage ends the
+            run because of them, for example because no call was kept.
     """
     stored_before = _Stored.of(output)
     _log_warnings(context, output)
+
     report = _update_with_progress(output, context, compute)
     _raise_refusal(output)
+
     _log_outcome(context, output, report)
     _note_cost(context, lake, report, stored_before)
     _note_changes(context, lake, report, stored_before)
+
     return _build_result(context, output, report)
 
 
@@ -116,14 +124,16 @@ def _update_with_progress(output: TableOutput, context: dg.AssetExecutionContext
 
 
 def find_table_reasons(output: TableOutput) -> Reasons:
-    """Return why a table is out of date: it differs from its settings and inputs, or its stage refuses its rows.
+    """Find out why a table is out of date.
 
-    A refusal is an error that ends the run after the table is stored, for example if no call was kept. A refused table
-    counts as out of date, so that the next run stops there again and says why.
+    Either it differs from its settings and inputs, or its stage refuses its rows. A refusal is an error that ends the
+    run after the table was stored, for example because no call was kept. The table then counts as out of date, so that
+    the next run stops there again and says why.
     """
     reasons = differences(output)
     if reasons:
         return reasons
+
     refusal = output.stage.asset.refuses(output)
     if refusal is not None:
         return Reasons({WHOLE: [str(refusal)]})  # of the whole table, not of a part
@@ -202,7 +212,7 @@ def _log_outcome(context: dg.AssetExecutionContext, output: TableOutput, report:
 
 
 def _note_cost(context: dg.AssetExecutionContext, lake: Lake, report: TableReport, before: _Stored) -> None:
-    """Add the step's cost to the lake's table of costs, unless it cost nothing and the rows stayed the same."""
+    """Add the cost of the step to the lake's table of costs, unless it cost nothing and the rows stayed the same."""
     cost = StepCost(
         report.seconds,
         tokens=token_count(report.work.tokens),
@@ -210,6 +220,7 @@ def _note_cost(context: dg.AssetExecutionContext, lake: Lake, report: TableRepor
         computed=report.computed,
         reused=report.reused,
     )
+
     if cost.tokens or cost.calls or report.data_version != before.version:
         note_cost(context, lake, cost)
 
@@ -250,21 +261,23 @@ def _build_check_results(stage: Stage, report: TableReport) -> list[dg.AssetChec
 def _build_metadata(
     context: dg.AssetExecutionContext, output: TableOutput, report: TableReport
 ) -> dict[str, dg.MetadataValue]:
-    """Return what the page of a table shows: what this run cost, and what the rows are.
+    """Build what the page of a table shows: the cost of this run, and what the rows are.
 
-    Unchanged rows are shown as they were shown last, if this Dagster instance has shown them.
+    If the rows have not changed, they are shown as last time, provided that this Dagster instance has shown them.
     """
     shown_before = read_last_metadata(context) if report.unchanged else {}
     if shown_before:
         return {**shown_before, **build_run_metadata(report)}
+
     metadata = {}
     for name, value in output.stage.asset.shows(output).items():
         metadata[name] = to_metadata_value(value)
+
     return {**metadata, **_build_row_metadata(output, report)}
 
 
 def to_metadata_value(value: ShownValue) -> dg.MetadataValue:
-    """Return Dagster's form of a value that a stage shows; tables and plots become Markdown."""
+    """Convert a value that a stage shows to Dagster's form. Tables and plots become Markdown."""
     match value:
         case int():
             return dg.MetadataValue.int(value)
@@ -279,9 +292,10 @@ def to_metadata_value(value: ShownValue) -> dg.MetadataValue:
 
 
 def _build_row_metadata(output: TableOutput, report: TableReport) -> dict[str, dg.MetadataValue]:
-    """Return what every table shows: counts, what the run cost, rejections, columns and the first rows."""
+    """Build what the page of every table shows: counts, the cost of the run, rejections, columns and the first rows."""
     filled_parts = [part for part, count in report.rows.items() if count]
     first_rows = format_frame_table(_read_first_rows(output, filled_parts))
+
     return {
         ROWS: dg.MetadataValue.int(sum(report.rows.values())),
         **build_run_metadata(report),
@@ -318,8 +332,13 @@ def _read_first_rows(output: TableOutput, filled_parts: Sequence[str]) -> pl.Dat
 
 
 def prepared_tool(lane: Lane) -> AssetDeclaration:
-    """Return the asset of what a lane's tool makes before its first call, such as an index."""
+    """Declare the asset of what a tool makes before its first call, such as an index.
+
+    Args:
+        lane: The tool with its settings.
+    """
     settings = {"version": lane.tool.version, "options": lane.identity()}
+
     return AssetDeclaration(
         name=_name_prepared_tool(lane),
         settings=settings,
@@ -336,15 +355,20 @@ def prepared_tool(lane: Lane) -> AssetDeclaration:
 def _prepare_tool(lane: Lane, settings: Mapping[str, Any], context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     """Let a tool make what it needs before its first call, such as an index of passages.
 
-    settings: what determines the tool's result.
+    Args:
+        lane: The tool with its settings.
+        settings: What determines the result of the tool's preparation.
     """
     began = time.monotonic()
     indexing = _IndexingProgress(progress(context, "passages"))
     lane.tool.prepare(indexing.note)
+
     shown: dict[str, Any] = {"seconds": round(time.monotonic() - began, 3)}
+
     # A tool that reports no passages may have changed something or not: then the run counts the step as neither.
     if indexing.passages:
         shown[UNCHANGED] = False
+
     return dg.MaterializeResult(data_version=dg.DataVersion(fingerprint(settings)), metadata=shown)
 
 

@@ -104,26 +104,34 @@ class _Warehouse:
         return version(self._plan.lake, self._declared)
 
     def make(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
-        """Build the file if it is out of date or this Dagster instance has not shown it yet.
+        """Build the file if it is out of date, or if this Dagster instance has not shown it yet.
 
-        Returns what the asset's page shows: the number of rows of each table, again as last time if nothing changed.
+        Returns:
+            What the asset's page shows: the number of rows of each table. If nothing changed, the same as last time.
         """
         lake.storage.wait_for_writes()  # the costs of the steps before
         _withdraw_damaged_tables(context, lake)
+
         shown_last = read_last_metadata(context)
         if self.reasons() or not shown_last:
             shown = self._build_database(lake)
         else:
             shown = {**shown_last, UNCHANGED: True}
+
         return dg.MaterializeResult(
             data_version=dg.DataVersion(version(lake, self._declared)),
             metadata={**shown, TOKENS: 0, CALLS: 0},  # building needs no model and no tool
         )
 
     def _build_database(self, lake: Lake) -> dict[str, Any]:
-        """Build the file, and return what its page shows: how many rows each table has."""
+        """Build the file, and send it to the object store if there is one.
+
+        Returns:
+            What the asset's page shows: the number of rows of each table, and the path of the file.
+        """
         row_counts = build(lake, self._declared, self._database)
         build_warehouse_output(lake, self._database).send()
+
         return {
             ROWS: row_counts["loss_deltas"],  # the table that people ask for
             "rows": dg.MetadataValue.md(format_counts_table("table", row_counts)),
@@ -139,9 +147,10 @@ def _withdraw_damaged_tables(context: dg.AssetExecutionContext, lake: Lake) -> N
 
 
 def warehouse(plan: Plan, inputs: Sequence[str]) -> AssetDeclaration:
-    """Return the asset of the DuckDB file: all tables of the lake, with the views of views.sql.
+    """Declare the asset of the warehouse, a DuckDB file with all tables of the lake and the views of views.sql.
 
-    inputs: the names of the assets whose rows it holds.
+    Args:
+        inputs: The names of the assets whose rows it holds.
     """
     content = _Warehouse(plan)
     return AssetDeclaration(
@@ -158,7 +167,7 @@ def warehouse(plan: Plan, inputs: Sequence[str]) -> AssetDeclaration:
 
 
 def dataset(plan: Plan) -> AssetDeclaration:
-    """Return the asset of C*, the texts with their tool calls, as a Hugging Face data set."""
+    """Declare the asset of C*, the texts with their tool calls, as a Hugging Face data set."""
     form = text_form()  # the columns of the data set: texts with and without their calls
     return AssetDeclaration(
         name=plan.named(DATASET),
@@ -189,18 +198,20 @@ def _read_exported_version(folder: Path) -> str | None:
 def _export_if_stale(
     plan: Plan, form: ExportForm, context: dg.AssetExecutionContext, lake: Lake
 ) -> dg.MaterializeResult:
-    """Write the data set if its rows, or what its card says of the project, are out of date.
+    """Write the data set if its rows are out of date, or what its card says about the project.
 
-    lake: not read here; a step that takes this resource waits until no other step of the pool uses the lake.
+    Args:
+        lake: Not used here. A step that takes this resource waits until no other step of the pool uses the lake.
     """
     current = _find_current_dataset(plan, form)
     exported = current or _export_and_send(plan, form)
+
     shown = {**_build_dataset_metadata(plan, exported), UNCHANGED: current is not None}
     return dg.MaterializeResult(data_version=dg.DataVersion(exported.version), metadata=shown)
 
 
 def _build_dataset_metadata(plan: Plan, exported: Exported) -> dict[str, Any]:
-    """Return what the page of the data set shows: rows by split, and the folder."""
+    """Build what the page of the data set shows: the rows by split, and the folder."""
     split_table = format_counts_table("split", exported.rows)
     return {
         ROWS: sum(exported.rows.values()),
@@ -227,10 +238,10 @@ def _export_and_send(plan: Plan, form: ExportForm) -> Exported:
 
 
 def paper_table(plan: Plan, name: str) -> AssetDeclaration:
-    """Return the asset of a table of the paper, such as "tables/gsm8k".
+    """Declare the asset of a table of the paper.
 
-    Nothing is stored: the table is read from each new warehouse. So the asset has no version of its own and is never
-    out of date.
+    Nothing is stored, because the table is read from each new warehouse. The asset has no version of its own
+    and is never out of date.
     """
     return AssetDeclaration(
         name=plan.named(name),
@@ -246,9 +257,9 @@ def paper_table(plan: Plan, name: str) -> AssetDeclaration:
 
 
 def build_paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDefinition:
-    """Return the assets of the paper's tables as one step, which opens the warehouse once for all selected tables.
+    """Build the assets of the paper's tables as a single step, which opens the warehouse once for all selected tables.
 
-    Steps of the pool "lake" run one after another.
+    As separate steps of the pool "lake", they would have to wait for each other.
     """
     step_name = f"{STEP}{plan.suffix}"
     specs = [_build_paper_spec(output, plan.suffix) for output in outputs]
@@ -274,11 +285,13 @@ def _iter_table_results(
 
 
 def _build_paper_spec(output: AssetDeclaration, suffix: str) -> dg.AssetSpec:
-    """Return Dagster's specification of a table of the paper, such as "tables/gsm8k".
+    """Build Dagster's specification of a table of the paper.
 
-    suffix: tells the assets of a later round of annotation from those of the first, as "_round_2"; "" for the first.
+    Args:
+        suffix: Distinguishes the assets of a later round of annotation, such as "_round_2". Empty for the first round.
     """
     explorer = dg.MetadataValue.url(build_explorer_address(output.name, suffix))
+
     return dg.AssetSpec(
         asset_key(output.name),
         group_name=f"{STEP}{suffix}",
@@ -292,21 +305,25 @@ def _build_paper_spec(output: AssetDeclaration, suffix: str) -> dg.AssetSpec:
 
 
 def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.DagsterInstance) -> None:
-    """Report those tables of the paper to Dagster that this instance does not know as the stored warehouse has them.
+    """Report the tables of the paper to Dagster, if it does not know them as they are in the stored warehouse.
 
-    Does nothing if the warehouse is missing or out of date.
-    outputs: all assets of the plan. Call `tell_dagster` first.
+    Call `tell_dagster` first. Nothing is reported if the warehouse is missing or out of date.
+
+    Args:
+        outputs: All assets of the plan.
     """
     output_by_name = {output.name: output for output in outputs}
     stored_warehouse = output_by_name[plan.named(WAREHOUSE)]
     warehouse_version = stored_warehouse.version()
     if warehouse_version is None:
         return
+
     versions = {stored_warehouse.name: warehouse_version}
     paper_tables = [output_by_name[plan.named(name)] for name in SHOWN]
     unknown_tables = _select_unknown_tables(instance, paper_tables, versions)
     if not unknown_tables:
         return
+
     is_up_to_date = not stored_warehouse.reasons()  # asked last, since it looks at the files
     if is_up_to_date:
         _report_tables(instance, plan, unknown_tables, versions)
@@ -327,21 +344,24 @@ def _report_tables(
 ) -> None:
     """Read tables of the paper from the warehouse, and report them to Dagster as materializations without a run.
 
-    versions: asset name -> version of what they are read from.
+    Args:
+        versions: The version of each asset from which the tables are read, by its name.
     """
     with open_warehouse(plan.settings.warehouse, CLOSED) as warehouse:  # CLOSED: no query reaches another file
         for table in tables:
             last = find_last_materialization(instance, asset_key(table.name))
             shown_last = last.metadata if last else {}  # it is reported again if the content is the same
             shown = _build_shown_table(table, warehouse, shown_last)
+
             tags = {VERSION: shown.version, CODE: table.code_version, **build_input_version_tags(table, versions)}
             report_materialization(instance, table, tags, shown.metadata)
 
 
 def _is_known_table(instance: dg.DagsterInstance, table: AssetDeclaration, versions: Mapping[str, str]) -> bool:
-    """Return whether Dagster knows a table of the paper as it is shown now.
+    """Check whether Dagster knows a table of the paper as it is shown now.
 
-    versions: asset name -> version of what the table is read from.
+    Args:
+        versions: The version of each asset from which the table is read, by its name.
     """
     return is_known(
         instance,
@@ -375,15 +395,18 @@ class ShownTable(NamedTuple):
 def _build_shown_table(
     output: AssetDeclaration, warehouse: "DuckDBPyConnection", last: Mapping[str, Any]
 ) -> ShownTable:
-    """Return what the page of a paper's table shows.
+    """Build what the page of a paper's table shows.
 
-    last: the metadata that was shown last; it is shown again, marked UNCHANGED, if the content is the same.
+    Args:
+        last: The metadata that was shown last. If the content is still the same, it is shown again, marked UNCHANGED.
     """
     content = _TableContent.read(_get_paper_table(output.name), warehouse)
     version = fingerprint([output.code_version, content.identity()])
+
     last_version = getattr(last.get("content"), "value", None)  # the text in Dagster's metadata value, if there is one
     if last_version == version:
         return ShownTable(version, {**last, UNCHANGED: True})
+
     return ShownTable(version, {**content.metadata(), "content": version, UNCHANGED: False})
 
 
@@ -422,9 +445,10 @@ class _TableContent:
         return [self.rows.write_json(), self.notes, called_json, start_rates_json]
 
     def metadata(self) -> dict[str, Any]:
-        """Return what the asset's page in Dagster shows: the table, its notes, its numbers, and a bar chart.
+        """Build what the asset's page in Dagster shows: the table, its notes, its numbers, and a bar chart.
 
-        Tables of benchmarks also show which tools were called, Table 9 also curves over `decoding.min_probability`.
+        For tables of benchmarks it also shows which tools were called, and for Table 9 curves over
+        `decoding.min_probability`.
         """
         return {
             ROWS: self.rows.height,

@@ -42,10 +42,16 @@ Result = TypeVar("Result")
 def compared(
     settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Result]]
 ) -> Iterator[Result]:
-    """Yield the results of `measure` for each model that is evaluated, one after another.
+    """Measure every model that is evaluated, one after another.
 
-    measure: called with a loaded model and the conditions under which it answers. A condition is a model's name with a
-        k of decoding; the first one is without calls. Only one model is in memory unless `measure` keeps a reference.
+    Only one model is in memory, unless `measure` keeps a reference to it.
+
+    Args:
+        measure: Called with a loaded model and its conditions. A condition is the model's name with a k of
+            decoding. The first one is without calls.
+
+    Yields:
+        All results of `measure`.
     """
     for compared_model in list_compared_models(settings):
         # A variable with the loaded model would keep it in memory while the next one is loaded.
@@ -88,12 +94,14 @@ def _iter_further_models(settings: Settings) -> Iterator[ComparedModel]:
 
 
 def _build_conditions(settings: Settings, model: str, *, calls: bool) -> list[Condition]:
-    """Return the conditions under which a model answers; the first is without calls (k = 0).
+    """Build the conditions under which a model answers. The first is without calls (k = 0).
 
-    calls: whether the model was finetuned to call tools.
+    Args:
+        calls: Whether the model was finetuned to call tools.
     """
     if not calls:
         return [Condition(name=model, k=NO_CALLS)]
+
     without_calls = Condition(name=disabled(model), k=NO_CALLS, model=model)  # such as "Toolformer (disabled)"
     with_calls = Condition(name=model, k=settings.decoding.k, model=model)
     return [without_calls, with_calls, *_build_conditions_of_other_k(settings, model)]
@@ -126,9 +134,10 @@ class Asking:
     function_calls: int = 0
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that determines a generated text besides its prompt and context: the key of stored texts.
+        """Collect what determines a generated text besides its prompt and context, as the key of stored texts.
 
-        Without calls (k = 0) tools do not matter. With `function_calls`, the functions are in the question's context.
+        Without calls (k = 0), the settings of tools do not matter. With `function_calls`, the functions are part of
+        each question's context.
         """
         identity = self._build_model_identity()
         if self.k == 0:
@@ -156,14 +165,15 @@ class Asking:
         }
 
     def _build_tool_identity(self) -> dict[str, Any]:
-        """Return what determines the calls that are written and their results, for the key of stored texts."""
+        """Collect what determines the written calls and their results, as a part of the key of stored texts."""
         tools = [lane.tool for lane in self.lanes]
-        thresholds = map_tool_to_start_threshold(
-            self.lanes
-        )  # tool -> least probability of ` [`; empty if no setting has it
+        # tool -> least probability of ` [`; empty if no setting has it
+        thresholds = map_tool_to_start_threshold(self.lanes)
+
         # Settings of [decoding] that matter for calls. Three of them are below in another form: k as it is asked for
         # here, `tools` (how many are offered) by `build_offer_identity`, and min_probability by tool.
         decoding = determining(self.settings.decoding, *OF_CALLS, but=("k", "tools", "min_probability"))
+
         return {
             **({"min_probability": thresholds} if thresholds else {}),
             "k": self.k,
@@ -177,13 +187,15 @@ class Asking:
     def write(
         self, prompts: Sequence[str], contexts: Sequence[str], max_new_tokens: int | None = None
     ) -> list[Generation]:
-        """Generate a text per prompt, greedily, with calls of tools and their results.
+        """Write a text after each prompt, with tool calls and their results. Decoding is greedy.
 
-        contexts: per prompt the date that the calendar returns ("2019-01-01"), or ""; with `function_calls`, the JSON
-            of the question's functions.
-        max_new_tokens: the setting of [decoding] if None.
+        Args:
+            contexts: For each prompt, the date that the calendar returns ("2019-01-01"), or "". With
+                `function_calls`, the JSON of the question's functions.
+            max_new_tokens: The limit of tokens per text. None for the limit in the settings.
         """
         rules = self._build_rules(max_new_tokens)
+
         brings_functions = self.function_calls > 0 and self.k > 0
         if brings_functions:
             return self._write_with_functions(rules, prompts, contexts)
@@ -209,9 +221,12 @@ class Asking:
         )
 
     def _with_functions(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
-        """Return the rules of decoding with the functions of a question (by name) in place of the lanes' tools.
+        """Replace the lanes' tools in the rules of decoding by the functions of a question.
 
-        A text may hold at least `function_calls` calls, and a chain of calls may be as long.
+        The limits of calls per text and per chain are raised to `function_calls` if they are lower.
+
+        Args:
+            functions: The functions by name.
         """
         return replace(
             rules,
@@ -274,20 +289,28 @@ class Generations(NamedTuple):
 def generations(
     store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion], advance: Callable[[int], None]
 ) -> Generations:
-    """Return a generated text per question, from the store where it has one, else from the model.
+    """Get a generated text for each question: from the store if it is there, otherwise from the model.
 
-    Texts with a lost call (time limit, connection, outage) are not stored, so that the next run retries them.
-    advance: called with the number of questions answered so far. Raises StorageError, WriteError.
+    A text with a lost call (time limit, connection, outage) is not stored, so that the next run tries again.
+
+    Args:
+        advance: Called with the number of questions answered so far.
+
+    Raises:
+        StorageError: Stored rows were damaged while they were read.
+        WriteError: A text cannot be stored.
     """
     requested = _select_distinct_prompts(questions)
-    missing = _select_missing_prompts(
-        store, requested
-    )  # distinct prompts, so that repeated questions count as answered before
+    # distinct prompts, so that repeated questions count as answered before
+    missing = _select_missing_prompts(store, requested)
     answered_before = len(questions) - missing.height
+
     fresh = _generate_missing(store, asking, missing, lambda generated: advance(answered_before + generated))
+
     # Fresh texts are in the store by now, except those with a lost call.
     generation_of = _map_keys_to_generations(pl.concat([fresh, store.stored(requested)]))
     _check_complete(store, requested.height, len(generation_of))
+
     texts = [generation_of[question.prompt, question.context] for question in questions]
     return Generations(texts, fresh)
 
@@ -315,9 +338,14 @@ def _select_distinct_prompts(questions: Sequence[BenchmarkQuestion]) -> pl.DataF
 def _generate_missing(
     store: RowStore, asking: Asking, missing: pl.DataFrame, advance: Callable[[int], None]
 ) -> pl.DataFrame:
-    """Generate and store a text for each prompt (KEY), CHUNK at a time; return the rows (ROW).
+    """Generate and store a text for each prompt, in chunks of CHUNK prompts.
 
-    advance: called before each chunk with the number of texts generated so far.
+    Args:
+        missing: The prompts and contexts, in the columns KEY.
+        advance: Called before each chunk with the number of texts generated so far.
+
+    Returns:
+        The generated texts, in the columns ROW.
     """
     chunks = [ROW.to_frame()]  # no rows; gives the columns if nothing is generated
     for start in range(0, missing.height, CHUNK):
@@ -335,12 +363,19 @@ def _map_keys_to_generations(rows: pl.DataFrame) -> dict[tuple[str, str], Genera
 
 
 def _generate_and_store(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
-    """Let the model answer each prompt of a chunk (KEY); return the rows (ROW), and store them.
+    """Let the model answer a chunk of prompts, and store the answers.
 
-    A text with a lost call (time limit, broken connection) is returned but not stored, so that the next run asks again.
+    A text with a lost call (time limit, broken connection) is not stored, so that the next run asks again.
+
+    Args:
+        chunk: The prompts and contexts, in the columns KEY.
+
+    Returns:
+        All generated texts, in the columns ROW.
     """
     texts = asking.write(chunk["prompt"].to_list(), chunk["context"].to_list())
     rows = _build_generation_rows(chunk, texts)
+
     is_whole = [not _has_lost_call(text) for text in texts]
     store.append(rows.filter(pl.Series(is_whole, dtype=pl.Boolean)))
     return rows
@@ -395,10 +430,17 @@ def ask_benchmark(
     benchmark: Benchmark,
     advance: Callable[[int], None] = lambda answered: None,
 ) -> BenchmarkOutcomes:
-    """Ask a model a benchmark's questions and judge the answers; stored texts of earlier runs are judged again.
+    """Ask a model the questions of a benchmark, and judge the answers.
 
-    lanes: the tools that it may call, unless the benchmark withholds them. advance: called with the number of questions
-    answered so far. Raises StorageError, WriteError.
+    Texts that an earlier run has stored are not generated again, but are judged again.
+
+    Args:
+        lanes: The tools that the model may call, except those that the benchmark withholds.
+        advance: Called with the number of questions answered so far.
+
+    Raises:
+        StorageError: Stored texts cannot be read.
+        WriteError: A text cannot be stored.
     """
     asking = Asking(
         settings=settings,
@@ -409,7 +451,9 @@ def ask_benchmark(
         function_calls=benchmark.function_calls,
     )
     store = Lake.of(settings.paths).rows(GENERATIONS, asking.identity(), KEY, ROW)
+
     written = generations(store, asking, benchmark.questions, advance)
+
     return BenchmarkOutcomes(
         outcomes=_judge_texts(benchmark, condition, written.texts, lanes),
         store=store.name,

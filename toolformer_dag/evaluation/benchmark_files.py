@@ -26,19 +26,25 @@ class BenchmarkError(UserError):
 
 
 def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterator[Any]:
-    """Yield the records of a table (`.csv`, `.tsv`), of JSON lines, or of a JSON list. Raises BenchmarkError.
+    """Read the records of a table (`.csv`, `.tsv`), of JSON lines, or of a JSON list.
 
-    - `key`: the key under which a JSON object has the list
-    - `lone`: whether a JSON object without `key` is a record by itself
+    Args:
+        key: The key under which a JSON object has the list.
+        lone: Whether a JSON object without that key is a record by itself.
+
+    Raises:
+        BenchmarkError: The file cannot be read, or holds no list of records.
     """
     if file.suffix.lower() in (".csv", ".tsv"):
         yield from _iter_table_records(file)
         return
+
     try:
         parsed = json.loads(_read_text(file))
     except (ValueError, RecursionError):  # several lines, or an error that reading by line locates
         yield from json_lines(file)
         return
+
     # An object is a record by itself in JSON lines (a file of one line), or with `lone`; with `key` it holds the list.
     object_is_record = lone or file.suffix == ".jsonl"
     if isinstance(parsed, dict) and object_is_record and key not in parsed:
@@ -69,13 +75,18 @@ LIST_ITEM = re.compile(rf"[\[\s,]*+(?P<literal>{QUOTED})", re.DOTALL)
 
 
 def _iter_table_records(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield a record per row of a table; without headings it has question and answers. Raises BenchmarkError."""
+    """Convert each row of a table to a record. A table without headings has a question and answers.
+
+    Raises:
+        BenchmarkError: The table cannot be read, or a row has too many or too few cells.
+    """
     rows = _read_cells(file)
     names = ["question", "answers"]
     first_number = 1
     if rows and _has_known_heading(rows[0]):
         names = [name.strip() for name in rows.pop(0)]
         first_number = 2
+
     for number, row in enumerate(rows, first_number):
         _require_cells(row, names, where=f"{file}, row {number}")
         yield _build_table_record(names, row)
@@ -95,13 +106,18 @@ def _has_known_heading(cells: Sequence[str]) -> bool:
 
 
 def _read_cells(file: Path) -> list[list[str]]:
-    """Return the cells of each row that is not empty. Raises BenchmarkError.
+    """Read the cells of the rows of a table. Empty rows are left out.
 
-    Tabs separate cells if the first line has one, else commas; quotes are doubled within quotes (RFC 4180).
+    Cells are separated by tabs if the first line has one, otherwise by commas. Quotes within quotes are
+    doubled (RFC 4180).
+
+    Raises:
+        BenchmarkError: The file cannot be read.
     """
     text = _read_text(file)
     first_line = text.partition("\n")[0]
     delimiter = "\t" if "\t" in first_line else ","
+
     try:
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         return [row for row in lines if row]
@@ -118,9 +134,10 @@ def _build_table_record(names: Sequence[str], row: Sequence[str]) -> dict[str, A
 
 
 def _parse_cell_answers(cell: str) -> list[str]:
-    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
+    """Read the answers in a cell: a single text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
     if not LIST_CELL.fullmatch(cell):
         return [cell]
+
     answers = []
     item = LIST_ITEM.match(cell)  # matches `['a'` or `, 'b'`: what stands before an item, and the group `literal`
     while item:
@@ -153,13 +170,20 @@ def read_json_file(file: Path) -> Any:
 
 
 def get_list(parsed: Any, file: Path, key: str | None) -> list[Any]:
-    """Return `parsed` if it is a list; with a `key`, the list under that key of the object `parsed`.
+    """Get the list that a parsed JSON file is, or that it has under a key.
 
-    Raises BenchmarkError if there is no list. file: named in the message.
+    Args:
+        parsed: The parsed JSON.
+        file: The file to be named in the error message.
+        key: The key of the list. None if `parsed` itself has to be the list.
+
+    Raises:
+        BenchmarkError: There is no list.
     """
     listed = parsed
     if key is not None:
         listed = parsed.get(key) if isinstance(parsed, dict) else None
+
     if not isinstance(listed, list):
         under_key = f" {key!r}" if key else ""
         raise BenchmarkError(
@@ -179,7 +203,11 @@ def files(folder: Path, *patterns: str) -> list[Path]:
 
 
 def content(path: Path) -> str:
-    """Return a hash (32 hexadecimal characters) of a file, or of all files in a folder. Raises BenchmarkError."""
+    """Compute a hash (32 hexadecimal characters) of a file, or of all files in a folder.
+
+    Raises:
+        BenchmarkError: A file cannot be read.
+    """
     digest = hashlib.blake2b(digest_size=16)
     try:
         for file in _list_files_below(path):
@@ -216,15 +244,20 @@ def benchmark(
     withheld: frozenset[str] = frozenset(),
     shapes: str = "",
 ) -> Benchmark:
-    """Convert the records of all files to the questions of a benchmark; records without a question are counted.
+    """Convert the records of some files to the questions of a benchmark. Records without a question are counted.
 
-    sources: file -> its records.
-    convert: returns the question of a record, or the reason why it has none.
-    shapes: the shapes that a record may have, for messages.
+    Args:
+        sources: The records of each file.
+        convert: Returns the question of a record, or the reason why it has none.
+        correct: The rule that judges an answer.
+        withheld: The names of tools that may not be called.
+        shapes: The shapes that a record may have, for error messages.
 
-    Raises BenchmarkError for a record of another shape.
+    Raises:
+        BenchmarkError: A record has another shape.
     """
     results = list(_iter_converted_records(sources, convert, shapes))
+
     questions = tuple(result for result in results if isinstance(result, BenchmarkQuestion))
     left_out = Counter(reason for reason in results if isinstance(reason, str))
     return Benchmark(name, questions, correct, withheld, dict(left_out))
@@ -241,9 +274,11 @@ def _iter_converted_records(
 
 @contextmanager
 def expect_shape(where: str, details: str = "") -> Iterator[None]:
-    """Turn a KeyError, TypeError and similar errors of the block into BenchmarkError: a record has another shape.
+    """Turn errors of the block, such as KeyError and TypeError, into BenchmarkError: a record has another shape.
 
-    where: the file and record. details: what is expected.
+    Args:
+        where: The file and the record, for the message.
+        details: What is expected, for the message.
     """
     try:
         yield
@@ -256,10 +291,17 @@ def expect_shape(where: str, details: str = "") -> Iterator[None]:
 def _convert_record(
     where: str, record: Any, convert: Callable[[Any], QuestionOrReason], shapes: str
 ) -> QuestionOrReason:
-    """Return the question of a record, without blank and repeated answers, or the reason why it has none.
+    """Convert a record to a question without blank and repeated answers.
 
-    where: the file and record. shapes: the known shapes of records. Both are for the message of BenchmarkError, which
-        is raised for a record of another shape.
+    Args:
+        where: The file and the record, for the error message.
+        shapes: The known shapes of records, for the error message.
+
+    Returns:
+        The question, or the reason why the record has none.
+
+    Raises:
+        BenchmarkError: The record has another shape.
     """
     details = f": {_describe_value(record)}; known: {shapes}" if shapes else ""
     with expect_shape(where, details):  # turns a KeyError, TypeError and the like into BenchmarkError
@@ -270,16 +312,22 @@ def _convert_record(
 
 
 def _clean_question(question: BenchmarkQuestion) -> QuestionOrReason:
-    """Return a question without blank and repeated answers, or the reason why it cannot be used.
+    """Remove blank and repeated answers from a question.
 
-    Raises AttributeError for an answer that is not a string.
+    Returns:
+        The question. If it cannot be used, the reason: "not_utf8" or "no_answer".
+
+    Raises:
+        AttributeError: An answer is not a string.
     """
     answers = [answer for answer in question.answers if answer.strip()]
     distinct = tuple(dict.fromkeys(answers))
+
     try:
         "".join((question.prompt, question.context, question.wording, *distinct)).encode()
     except UnicodeEncodeError:
         return "not_utf8"
+
     if not distinct:
         return "no_answer"
     return replace(question, answers=distinct)
@@ -294,9 +342,13 @@ def _read_text(file: Path, remedy: str = "give the benchmark's own file") -> str
 
 
 def _parsed(text: str, where: str) -> Any:
-    """Return the value of a JSON text. Raises BenchmarkError, which says what else the text is, such as HTML.
+    """Parse a JSON text.
 
-    where: the file and line, for the message.
+    Args:
+        where: The file and line, for the error message.
+
+    Raises:
+        BenchmarkError: The text is not JSON. The message says what else it is, such as HTML.
     """
     try:
         return json.loads(text)

@@ -53,11 +53,13 @@ AFTER_MASK = re.compile(r"[\s.!?)]*")
 def lama(folder: Path) -> list[Benchmark]:
     """Read LAMA's three subsets from its folders `Squad`, `Google_RE`, `TREx` and its file `relations.jsonl`.
 
-    Raises BenchmarkError.
+    Raises:
+        BenchmarkError: A file is missing or cannot be read.
     """
     t_rex_templates = _read_templates(folder / "relations.jsonl")
     google_re = partial(_parse_templated_record, templates=GOOGLE_RE, key="pred")
     t_rex = partial(_parse_templated_record, templates=t_rex_templates, key="predicate_id")
+
     return [
         _read_lama_subset("LAMA SQuAD", folder / "Squad", _parse_squad_record),
         _read_lama_subset("LAMA Google-RE", folder / "Google_RE", google_re),
@@ -119,13 +121,15 @@ def templama(file: Path) -> list[Benchmark]:
 
 
 def _parse_templama_record(record: Any) -> QuestionOrReason:
-    """Return the question of a record {"query": "Tom Brady plays for _X_.", "date": "2019", ...}.
+    """Convert a record such as {"query": "Tom Brady plays for _X_.", "date": "2019", ...} to a question.
 
-    Returns the reason "mask_not_last" if `_X_`, the blank for the answer, is not at the end.
+    Returns:
+        The question, or the reason "mask_not_last" if `_X_`, the blank for the answer, is not at the end.
     """
     statement, blank, after_blank = record["query"].partition("_X_")
     if not blank or after_blank.strip(" ."):
         return "mask_not_last"
+
     new_year = date.fromisoformat(f"{record['date']}-01-01")  # ValueError if `date` is not a year
     return BenchmarkQuestion(
         prompt=completion(statement.rstrip()),
@@ -161,16 +165,19 @@ def natural_questions(file: Path) -> list[Benchmark]:
 
 
 def trivia_qa(file: Path) -> list[Benchmark]:
-    """Read TriviaQA as a list of one benchmark; every alias of an answer is right. Raises BenchmarkError.
+    """Read TriviaQA as a list of one benchmark, where every alias of an answer is right.
 
-    Records of these shapes are read, and aliases may be missing:
+    Records may have one of these shapes, and aliases may be missing:
+    - The original has `Question` and `Answer` (`Value`, `Aliases`) in a list under `Data`.
+    - Others have `context` ("Question: ...\\nAnswer:") or `question`, and `answer`. The answer is a text, perhaps with
+      `aliases` beside it, or an object with `value` and `aliases`.
+    - Others have `question` with `answers` or `golden_answers`, as in Natural Questions.
 
-    - the original: `Question` and `Answer` (`Value`, `Aliases`) in a list under `Data`
-    - `context` ("Question: ...\\nAnswer:") or `question`, and `answer`: a text, perhaps with `aliases`, or an object
-      of `value` and `aliases`
-    - `question` with `answers` or `golden_answers`, as in Natural Questions
+    Raises:
+        BenchmarkError: The file cannot be read, or has another shape.
     """
     shapes = f"Question and Answer under Data; context or question with answer and aliases; {OPEN}"
+
     # A .json with one object is the original, {"Data": [...]}. In other files, such as a .jsonl of one line, an object
     # is a record by itself (`lone`).
     records_of_file = records(file, "Data", lone=file.suffix != ".json")
@@ -180,9 +187,14 @@ def trivia_qa(file: Path) -> list[Benchmark]:
 def _build_open_benchmark(
     name: str, file: Path, records_of_file: Iterable[Any], convert: Callable[[Any], QuestionOrReason], shapes: str
 ) -> list[Benchmark]:
-    """Return a list of one benchmark of questions that come without a text to read; the tool QA may not be called.
+    """Build a benchmark of questions that come without a text to read. The tool QA may not be called.
 
-    convert: returns the question of a record, or the reason why it has none. shapes: of records, for messages.
+    Args:
+        convert: Returns the question of a record, or the reason why it has none.
+        shapes: The shapes that a record may have, for error messages.
+
+    Returns:
+        A list with this benchmark.
     """
     return [
         benchmark(
@@ -228,15 +240,17 @@ def _parse_trivia_record(record: Any) -> QuestionOrReason:
 
 
 def _parse_trivia_with_aliases(record: Any) -> QuestionOrReason:
-    """Return the question of {"question": "...", "answer": "Jane Austen", "aliases": ["J. Austen"]}.
+    """Convert a record such as {"question": "...", "answer": "Jane Austen", "aliases": ["J. Austen"]} to a question.
 
     - The question may also be a prompt in `context`: "Question: ...\\nAnswer:".
     - The answer may also be a list, or an object {"value": "Jane Austen", "aliases": ["J. Austen"]}.
     """
     prompt = get_first_field(record, "context", "question")
     question = prompt.removeprefix("Question: ").removesuffix("\nAnswer:")
+
     answers = _list_answer_texts(record["answer"], "value", "aliases")
     aliases = _require_list(record.get("aliases") or ())
+
     return _build_open_question(question, [*answers, *aliases])
 
 
@@ -272,15 +286,19 @@ ALL_ENGLISH = ", all En)"
 
 
 def mlqa(folder: Path) -> list[Benchmark]:
-    """Read the files `...context-en-question-LANGUAGE.json` of LANGUAGES, a benchmark per language.
+    """Read the files `...context-en-question-LANGUAGE.json` of LANGUAGES, as a benchmark per language.
 
-    If `...context-en-question-en.json` is there too, a second benchmark follows each of them, with the same questions
-    in English (Table 6 of the paper, "All En"). Raises BenchmarkError.
+    If there is also a file `...context-en-question-en.json`, each of them is followed by a benchmark of the same
+    questions in English (Table 6 of the paper, "All En").
+
+    Raises:
+        BenchmarkError: A file is missing, cannot be read, or has the same language as another one.
     """
     patterns = [f"*context-en-question-{language}.json" for language in LANGUAGES]
     language_files = files(folder, *patterns)
     english_files = sorted(folder.glob("*context-en-question-en.json"))
     _check_distinct_languages([*language_files, *english_files])
+
     benchmarks: list[Benchmark] = []
     for file in language_files:
         benchmarks.append(_read_mlqa_benchmark(file))
@@ -297,9 +315,10 @@ def _iter_english_versions(file: Path, english_files: Iterable[Path]) -> Iterato
 
 
 def _check_distinct_languages(paths: list[Path]) -> None:
-    """Raise BenchmarkError if two of MLQA's files have the same language, as `dev-...` and `test-...` have.
+    """Check that no two files of MLQA have the same language, because their benchmarks would have the same name.
 
-    Their benchmarks would have the same name.
+    Raises:
+        BenchmarkError: Two files have the same language, as `dev-...` and `test-...` do.
     """
     file_of: dict[str, Path] = {}
     for file in paths:
@@ -372,13 +391,19 @@ NOT_IN_ENGLISH = "not_in_english"
 
 
 def _read_mlqa_file(file: Path) -> _MlqaFile:
-    """Read a file in the format of MLQA or XQuAD. Raises BenchmarkError for another shape."""
+    """Read a file in the format of MLQA or XQuAD.
+
+    Raises:
+        BenchmarkError: The file cannot be read, or has another shape.
+    """
     content = read_json_file(file)
     articles = get_list(content, file, "data")
+
     questions: list[ParagraphQuestion] = []
     for number, article in enumerate(articles, 1):
         with expect_shape(f"{file}, article {number}"):
             questions += _list_article_questions(article)
+
     is_xquad = str(content.get("version", "")).startswith("xquad")
     name = "XQuAD in MLQA's form" if is_xquad else "MLQA"
     return _MlqaFile(name, questions)
@@ -407,9 +432,12 @@ NO_NUMBER = "answer_is_no_number"
 
 
 def asdiv(file: Path) -> list[Benchmark]:
-    """Read ASDiv.xml, or JSON records with `body`, `question` and `answer`. Raises BenchmarkError.
+    """Read ASDiv.xml, or JSON records with `body`, `question` and `answer`.
 
-    Problems whose answer is no number are left out.
+    Problems whose answer is not a number are left out.
+
+    Raises:
+        BenchmarkError: The file cannot be read, or has another shape.
     """
     if file.suffix in (".json", ".jsonl"):
         of_file = benchmark(
@@ -442,7 +470,8 @@ def _read_asdiv_problems(file: Path) -> Iterable[ElementTree.Element]:
 def svamp(file: Path) -> list[Benchmark]:
     """Read SVAMP: a JSON list (the original), JSON lines or CSV with `Body`, `Question`, `Answer` and maybe `Type`.
 
-    Raises BenchmarkError.
+    Raises:
+        BenchmarkError: The file cannot be read, or has another shape.
     """
     return [
         benchmark(
@@ -505,10 +534,13 @@ NO_RIGHT_CALL = ("cannot_answer", "direct")
 
 
 def irrelevance(path: Path) -> list[Benchmark]:
-    """Read the irrelevance sets of the Berkeley Function-Calling Leaderboard: a file, or a folder of them.
+    """Read the irrelevance sets of the Berkeley Function-Calling Leaderboard from a file, or from a folder of files.
 
-    The user's last message is asked, and an answer without a call is right. The functions of a record, none of which
-    helps, are not offered. Raises BenchmarkError.
+    The user's last message is the question, and an answer without a call is right. The functions of a record are
+    not offered, because none of them helps.
+
+    Raises:
+        BenchmarkError: A file is missing, cannot be read or has another shape.
     """
     paths = [path]
     if path.is_dir():

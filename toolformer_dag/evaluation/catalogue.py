@@ -62,10 +62,13 @@ FIRST_TOOLS = {TWO_HOP: "question_answering"}
 
 
 def build_synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", "unseen"]) -> Benchmark:
-    """Return `n` generated questions that a tool answers, about the invented world of the synthetic corpus.
+    """Generate a benchmark of questions that a tool answers, about the invented world of the synthetic corpus.
 
-    - tool: such as "calculator"; or TWO_HOP, for questions that take two calls of question answering
-    - wordings: "seen" takes the sentence templates of the synthetic corpus, "unseen" others
+    Args:
+        tool: Such as "calculator", or TWO_HOP for questions that take two calls of question answering.
+        n: The number of questions.
+        seed: The seed of the generator.
+        wordings: "seen" uses the sentence templates of the synthetic corpus, "unseen" uses others.
     """
     generated_texts = questions(seed, tool, n, wordings)
     is_right = number_is_right if tool == "calculator" else in_first_five_words
@@ -89,18 +92,24 @@ def _build_synthetic_question(tool: str, phenomenon: Phenomenon) -> BenchmarkQue
 
 
 def collect_chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list[Benchmark]:
-    """Return the benchmarks that the settings choose: the synthetic world's for each tool, then the ones in files.
+    """Collect the benchmarks that the settings choose: synthetic ones for each tool, then benchmarks in files.
 
-    tools: such as "calculator", or TWO_HOP. Raises BenchmarkError, also for a benchmark without questions.
+    Args:
+        tools: Such as "calculator", or TWO_HOP.
+
+    Raises:
+        BenchmarkError: A benchmark cannot be read, or has no questions.
     """
     benchmarks: list[Benchmark] = []
     if section.questions:
         for tool in tools:
             benchmarks.append(build_synthetic_benchmark(tool, section.questions, section.seed, "seen"))
+
     for name, path in section.benchmarks.items():
         for benchmark in read_benchmark(name, path):
             _refuse_empty(benchmark)
             benchmarks.append(sampled(benchmark, section.benchmark_questions))
+
     return benchmarks
 
 
@@ -113,13 +122,14 @@ def _refuse_empty(benchmark: Benchmark) -> None:
 
 
 def sampled(benchmark: Benchmark, limit: int | None) -> Benchmark:
-    """Return a benchmark with at most `limit` of its questions, at equal distances.
+    """Reduce a benchmark to at most `limit` of its questions, at equal distances.
 
-    Files are sorted by kind of question, so the first ones would not do.
+    The first questions would not do, because files are sorted by kind of question.
     """
     questions = benchmark.questions
     if limit is None or limit >= len(questions):
         return benchmark
+
     indices = [number * len(questions) // limit for number in range(limit)]
     return replace(benchmark, questions=tuple(questions[index] for index in indices))
 

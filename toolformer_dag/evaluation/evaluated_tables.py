@@ -153,9 +153,13 @@ def list_all_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
 
 
 def withdraw_damaged(lake: Lake) -> Mapping[str, str]:
-    """Remove the damaged parts of the tables of measurements (EVALUATED); return "TABLE PART" -> its damage.
+    """Remove the damaged parts of the tables of measurements (EVALUATED).
 
-    Called before the warehouse is filled: a damaged measurement must not stop it, and is measured again afterwards.
+    This is called before the warehouse is filled, which a damaged measurement must not prevent. The measurement is
+    made again afterwards.
+
+    Returns:
+        The damage of each removed part, by "TABLE PART".
     """
     damaged = {}
     for declared in EVALUATED:
@@ -165,7 +169,11 @@ def withdraw_damaged(lake: Lake) -> Mapping[str, str]:
 
 
 def _withdraw_damaged_parts(table: Table) -> dict[str, str]:
-    """Remove the damaged parts of a table; return "TABLE PART" -> its damage."""
+    """Remove the damaged parts of a table.
+
+    Returns:
+        The damage of each removed part, by "TABLE PART".
+    """
     damaged = {}
     for part in table.parts():
         try:

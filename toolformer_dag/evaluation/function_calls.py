@@ -32,19 +32,22 @@ ANYTHING: Schema = {"additionalProperties": True}
 
 
 def function_calling(folder: Path) -> list[Benchmark]:
-    """Read the files SETS of the Berkeley Function-Calling Leaderboard from a folder, a benchmark per file.
+    """Read the files SETS of the Berkeley Function-Calling Leaderboard from a folder, as a benchmark per file.
 
     A record has an id, a conversation, and the functions that may be called:
 
         {"id": "simple_0", "question": [[{"role": "user", "content": "Area of a triangle with base 10, height 5?"}]],
          "function": [{"name": "area", "description": "...", "parameters": {"type": "dict", "properties": ...}}]}
 
-    The file of the same name in the folder `possible_answer` has the right values of each argument of its right calls:
+    The file of the same name in the folder `possible_answer` has the right calls. Each argument may have several
+    right values:
 
         {"id": "simple_0", "ground_truth": [{"area": {"base": [10], "height": [5], "unit": ["cm", ""]}}]}
 
-    Records without right calls, or with a function for which no call can be written, are left out. Raises
-    BenchmarkError.
+    A record is left out if it has no right calls, or a function for which no call can be written.
+
+    Raises:
+        BenchmarkError: A file is missing, cannot be read or has another shape.
     """
     return [_read_benchmark_of_set(file) for file in files(folder, *SETS)]
 
@@ -52,7 +55,7 @@ def function_calling(folder: Path) -> list[Benchmark]:
 def _read_benchmark_of_set(file: Path) -> Benchmark:
     """Read a file of the Berkeley Function-Calling Leaderboard as a benchmark.
 
-    A model's text may hold as many calls (`function_calls`) as the question with the most right calls has.
+    The limit of calls per text (`function_calls`) is the largest number of right calls that a question has.
     """
     right_calls = _read_right_calls(file.parent / "possible_answer" / file.name)
     without_limit = benchmark(
@@ -61,15 +64,20 @@ def _read_benchmark_of_set(file: Path) -> Benchmark:
         convert=partial(_parse_function_record, right_calls),
         correct=in_first_twenty_words,
     )
+
     # The one answer of a question is the JSON list of its right calls: '[{"area": {"base": [10]}}]'.
     call_counts = [len(json.loads(question.answers[0])) for question in without_limit.questions]
     return replace(without_limit, function_calls=max(call_counts, default=1))
 
 
 def _read_right_calls(file: Path) -> dict[str, Any]:
-    """Read the file of right calls: id of the record -> [{"area": {"base": [10], "height": [5]}}].
+    """Read the file of right calls.
 
-    Raises BenchmarkError for calls of another shape.
+    Returns:
+        The right calls by the id of their record, such as {"simple_0": [{"area": {"base": [10], "height": [5]}}]}.
+
+    Raises:
+        BenchmarkError: The file cannot be read, or its calls have another shape.
     """
     right_calls: dict[str, Any] = {}
     for number, record in enumerate(json_lines(file), 1):
@@ -89,22 +97,27 @@ def _check_right_call(call: Any) -> None:
 
 
 def _parse_function_record(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
-    """Return the question of a record, or the reason why it has none.
+    """Convert a record of the leaderboard to a question.
 
-    Its `context` is the JSON of its functions, its only answer the JSON of its right calls.
+    Returns:
+        The question. Its context is the JSON of its functions, and its only answer is the JSON of its right calls.
+        If the record cannot be used, the reason, such as "no_ground_truth".
     """
     prompt = find_last_prompt(record)
     declarations = _to_list(record["function"])
+
     if prompt is None:
         return "nobody_asks"
     if record["id"] not in right_calls:
         return "no_ground_truth"
+
     functions = []
     for declaration in declarations:
         function = _parse_function(declaration)
         if not _can_be_written(function):
             return "function_cannot_be_written"
         functions.append(function)
+
     answer = _to_json(right_calls[record["id"]])
     return BenchmarkQuestion(prompt, (answer,), context=_to_json(functions))
 
@@ -170,18 +183,25 @@ def parse_offered_functions(context: str) -> dict[str, Tool]:
 
 
 def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
-    """Return whether the calls of a text are the right ones, in any order, each once; repeated calls do not count.
+    """Check whether a text has exactly the right calls, in any order.
 
-    answer: the right calls (`ground_truth`) as JSON.
+    Calls that repeat an earlier one are ignored.
+
+    Args:
+        calls: The calls of the text.
+        answer: The right calls as JSON (`ground_truth`).
     """
     distinct = [call for call in calls if call.reason != REPEATED]
     right_calls = json.loads(answer)
+
     is_any_unfinished = any(call.result is None for call in distinct)
     if is_any_unfinished or len(distinct) != len(right_calls):
         return False
+
     written_calls = [_parse_written_call(call) for call in distinct]
     # For each right call the indices of the written calls that fit it; a written call may fit several.
     candidates = [_list_fitting_calls(right_call, written_calls) for right_call in right_calls]
+
     return _can_be_matched(candidates)
 
 
@@ -209,18 +229,23 @@ def _can_be_matched(candidates: Sequence[Sequence[int]]) -> bool:
 def _match_right_call(
     right_call: int, candidates: Sequence[Sequence[int]], right_call_of: dict[int, int], tried: set[int]
 ) -> bool:
-    """Match a right call with a written call that fits it; return whether that was possible.
+    """Try to match a right call with a written call that fits it.
 
-    If all that fit are taken, an earlier right call may move to another one: an augmenting path of Kuhn's algorithm for
-    bipartite matching. Calls are indices.
+    If all that fit are taken, an earlier right call may move to another written call. This is an augmenting path
+    of Kuhn's algorithm for bipartite matching. Calls are given by their indices.
 
-    candidates: for each right call, the written calls that fit it.
-    right_call_of: written call -> right call, as matched so far; changed here, like `tried`.
-    tried: written calls that this search has looked at.
+    Args:
+        candidates: For each right call, the written calls that fit it.
+        right_call_of: The matches so far, from written call to right call. A match is added here.
+        tried: The written calls that this search has looked at. They are added here.
+
+    Returns:
+        Whether a match was found.
     """
     for written_call in candidates[right_call]:
         if written_call in tried:
             continue
+
         tried.add(written_call)
         is_free = written_call not in right_call_of
         if is_free or _match_right_call(right_call_of[written_call], candidates, right_call_of, tried):
@@ -252,13 +277,17 @@ def _to_list(values: Any) -> list[Any]:
 
 
 def _is_right_value(value: Any, right: Any) -> bool:
-    """Return whether a written value is the right one; texts are compared without case and punctuation."""
+    """Check whether a written value is a right one.
+
+    Texts are compared without case, white space and punctuation, and lists and objects part by part.
+    """
     if isinstance(right, dict):
         return isinstance(value, dict) and _arguments_fit(value, right)
     if isinstance(right, list):
         return isinstance(value, list) and _has_right_items(value, right)
     if isinstance(right, str):
         return isinstance(value, str) and _without_punctuation(value) == _without_punctuation(right)
+
     both_or_neither_bool = isinstance(value, bool) == isinstance(right, bool)
     return both_or_neither_bool and bool(value == right)
 

@@ -48,21 +48,27 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
     ) -> None:
         """Load the model and its tools.
 
-        - `config`: the path of toolformer.toml
-        - `model`: a folder or hub id; by default the finetuned checkpoint of the settings
-        - `k`: a call may begin if ` [` is among the k likeliest tokens; 0 disables calls; by default the setting
-        - `withheld`: names of tools that may not be called, joined by `+`: "QA+Calculator"
-        - `max_new_tokens`: for tasks that set no limit
-        - `ignored`: the harness's batch size and device, which come from the settings here
+        Args:
+            config: The path of toolformer.toml.
+            model: A folder or hub id. By default, the finetuned checkpoint of the settings.
+            k: A call may begin if ` [` is among the k likeliest tokens. 0 disables calls. By default, the setting.
+            withheld: The names of tools that may not be called, joined by `+`, such as "QA+Calculator".
+            max_new_tokens: The limit of tokens for tasks that set none.
+            ignored: The batch size and device of the harness. Here they come from the settings.
 
-        Raises SettingsError, ModelError, ToolError.
+        Raises:
+            SettingsError: The settings cannot be read.
+            ModelError: The model cannot be loaded.
+            ToolError: A tool cannot be loaded.
         """
         super().__init__()
         names_not_called = frozenset(withheld.split("+"))  # {""} if there are none: a name that no tool has
         settings = load_settings(Path(config) if config else None)
+
         # loglikelihood needs the logits of whole texts, which only the engine "transformers" gives.
         model_settings = settings.model.model_copy(update={"engine": "transformers"})
         self._model = load_model(model_settings, model or find_finetuned_or_base(settings))
+
         self._asking = Asking(
             settings=settings,
             lanes=[lane.at_inference() for lane in lanes(settings)],  # tools with the settings for decoding
@@ -73,18 +79,22 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         self._max_new_tokens = int(max_new_tokens or settings.decoding.max_new_tokens)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return what the model writes after each prompt, without calls, up to the task's first stop string.
+        """Write a text after each prompt, and return it without its calls, up to the task's first stop string.
 
-        requests: with `args`, a prompt and options such as {"until": ["\\n"], "max_gen_toks": 64}: stop strings, and
-            the most tokens to write. `doc` may have a `context`: the date of the calendar ("2019-01-01").
+        Args:
+            requests: Objects of the harness. Their `args` are a prompt and options such as
+                {"until": ["\\n"], "max_gen_toks": 64}: the stop strings, and the limit of tokens. Their `doc` may
+                have a `context`, the date that the calendar returns ("2019-01-01").
 
-        Raises UserError for a task that samples (`do_sample`, or a temperature above 0).
+        Raises:
+            UserError: The task samples (`do_sample`, or a temperature above 0).
         """
         texts = [""] * len(requests)
         for max_new_tokens, indices in self._group_indices_by_limit(requests):
             written = self._write_texts([requests[index] for index in indices], max_new_tokens)
             for index, text in zip(indices, written, strict=True):
                 texts[index] = text
+
         self._cache(requests, texts)
         return texts
 
@@ -125,14 +135,18 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         return [self._score_continuation(*request.args) for request in requests]
 
     def _score_continuation(self, context: str, continuation: str) -> tuple[float, bool]:
-        """Return log p of a continuation in nats, and whether greedy decoding would write it; (0, True) without tokens.
+        """Compute the probability of a continuation of a text.
 
         A text that exceeds the model's context loses its beginning.
+
+        Returns:
+            log p of the continuation in nats, and whether greedy decoding would write it. (0, True) without any tokens.
         """
         # Both are tokenized as one text, whose last tokens then are the continuation's.
         context_tokens, all_tokens = self._model.encoding.texts([context, context + continuation])
         continuation_length = len(all_tokens.ids) - len(context_tokens.ids)
         ids = [*self._model.encoding.bos, *all_tokens.ids]
+
         scored_tokens = min(continuation_length, len(ids) - 1)  # nothing predicts the first token
         if scored_tokens < 1:
             return 0.0, True
@@ -161,13 +175,17 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
 
 def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[str, Any]:
-    """Return a benchmark as a task of lm-evaluation-harness, for `simple_evaluate(tasks=[...])`; its metric is `acc`.
+    """Define a task of lm-evaluation-harness from a benchmark, for `simple_evaluate(tasks=[...])`.
 
-    Raises UserError for a benchmark that judges calls: the harness sees texts without calls.
+    The metric of the task is `acc`.
+
+    Raises:
+        UserError: The benchmark judges calls, but the harness only sees texts without calls.
     """
     judges_calls = benchmark.calls_nothing or benchmark.function_calls
     if judges_calls:
         raise UserError(f"{benchmark.name}: the harness sees no calls; name it under [evaluation.benchmarks] instead")
+
     return {
         "task": name,
         "custom_dataset": lambda **_: {"test": _build_documents(benchmark)},

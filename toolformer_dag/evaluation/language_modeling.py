@@ -65,21 +65,24 @@ class _Window(NamedTuple):
 def perplexity(
     language_model: LanguageModel, texts: Sequence[str], *, disabled: bool = True, backend: Backend | None = None
 ) -> Perplexity:
-    """Return the perplexity of texts, each on its own, with BOS if the tokenizer adds it, without EOS.
+    """Measure the perplexity of texts, each on its own, with BOS if the tokenizer adds it, and without EOS.
 
-    - A long text is cut into windows of at most the model's context and `PASS_TOKENS` tokens. Each begins with the last
-      token of the window before.
-    - The first token of a text without BOS is not predicted.
-    - `disabled`: whether the model may write no tool call. Then the probability of ` [`, with which calls begin, is 0
-      (of its last token after the others), and a ` [` of a text is left out. Compare only models with the same
-      `disabled`.
-    - `backend` runs the model; by default the model's own (`backend_of`).
+    A long text is cut into windows of at most the model's context and `PASS_TOKENS` tokens. Each begins with
+    the last token of the window before. The first token of a text without BOS is not predicted.
 
-    Raises ValueError if nothing can be predicted.
+    Args:
+        disabled: Whether the model may write no tool call. Then the probability of ` [`, with which calls
+            begin, is 0 (of its last token after the others), and a ` [` of a text is left out. Compare only
+            perplexities with the same `disabled`.
+        backend: Runs the model. By default, the model's own (`backend_of`).
+
+    Raises:
+        ValueError: There is nothing to predict.
     """
     runner = backend_of(language_model) if backend is None else backend
     call_start = language_model.encoding.start if disabled else []  # the tokens of ` [`
     length = min(runner.context_length, PASS_TOKENS)
+
     sums = _LossSums(len(texts))
     for batch in _iter_batches(_split_texts_into_windows(language_model, texts, length)):
         losses_of_windows = _compute_batch_losses(runner, batch, call_start)
@@ -147,27 +150,37 @@ class _LossSums:
 
 
 def _compute_standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:
-    """Return the standard error of the ratio sum(nats) / sum(tokens) (Cochran 1977, 6.13); None for a single text.
+    """Compute the standard error of the mean loss per token (a ratio of sums; Cochran 1977, 6.13).
 
-    nats, tokens: the summed loss and the predicted tokens of each text.
+    Args:
+        nats: The summed loss of each text.
+        tokens: The number of predicted tokens of each text.
+
+    Returns:
+        The error, or None if fewer than two texts have predicted tokens.
     """
     text_count = int((tokens > 0).sum())
     if text_count < 2:
         return None
+
     total_tokens = tokens.sum()
     nats_per_token = nats.sum() / total_tokens
+
     # The error is sqrt(n / (n - 1) * sum of residual squares) / sum(tokens), with n texts. The residual of a text: its
     # loss, less the loss of so many average tokens.
     residuals = nats - nats_per_token * tokens
+
     variance_of_sum = text_count / (text_count - 1) * (residuals**2).sum()
     return float(np.sqrt(variance_of_sum) / total_tokens)
 
 
 def _build_query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
-    """Return a query for the log probability of every token of a window after its first.
+    """Build a query for the log probability of each token of a window after its first.
 
-    With `call_start`, the tokens of ` [`, it also asks for the last of these everywhere: `_compute_losses` sets its
-    probability to 0, so that no tool call begins.
+    Args:
+        ids: The tokens of the window.
+        call_start: The tokens of ` [`, if calls are disabled. Then the probability of the last of them is
+            queried at every place too, because `_compute_losses` sets it to 0.
     """
     positions = range(1, len(ids))
     last_of_call_start = call_start[-1:]  # a list of one token, or empty
@@ -181,18 +194,25 @@ def _build_query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
 
 
 def _compute_losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int]) -> NDArray[np.float64]:
-    """Return the losses, in nats, of a window's tokens after its first, with the start of a call disabled.
+    """Compute the losses, in nats, of the tokens of a window after its first, as if no call could begin.
 
-    If ` [` is the tokens 5, 7, the probability of 7 is 0 after each 5, and the window's own 7 there gets no loss.
+    If ` [` is the tokens 5, 7, the probability of 7 is 0 after each 5. Where the window itself has this 7, it gets
+    no loss.
 
-    log_p: of each token after the first; its second column is that of the last token of `call_start`, if any.
+    Args:
+        ids: The tokens of the window.
+        log_p: The log probability of each token after the first. If calls are disabled, the second column is
+            that of the last token of `call_start`.
+        call_start: The tokens of ` [`. Empty if calls are not disabled.
     """
     token_log_p = log_p[:, 0]
     if not call_start:
         return -token_log_p
+
     *opening, disabled_token = call_start  # 5 and 7
     could_begin_call = _is_after_tokens(ids, opening)  # after each 5
     begins_call = could_begin_call & _is_token(ids, disabled_token)
+
     # Without the disabled token, of probability q, the others have p / (1 - q): their loss is log(1 - q) - log p.
     log_of_rest = np.where(could_begin_call, _compute_log_of_rest(log_p[:, 1]), 0)
     losses: NDArray[np.float64] = (log_of_rest - token_log_p)[~begins_call]

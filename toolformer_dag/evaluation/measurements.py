@@ -101,9 +101,12 @@ class Measurement:
 
 
 def build_accuracy_settings(plan: Plan) -> dict[str, Any]:
-    """Return all settings that the stored accuracies depend on; a change of one measures them anew.
+    """Collect all settings on which the stored accuracies depend. If one changes, they are measured again.
 
-    Checkpoints are not among them: they are inputs. Raises BenchmarkError if a benchmark's files cannot be read.
+    Checkpoints are not among them, because they are inputs.
+
+    Raises:
+        BenchmarkError: The files of a benchmark cannot be read.
     """
     evaluation = plan.settings.evaluation
     return {
@@ -119,15 +122,15 @@ def build_accuracy_settings(plan: Plan) -> dict[str, Any]:
 
 
 def _build_decoding_identity(plan: Plan) -> dict[str, Any]:
-    """Return the settings of decoding and of the tools that a model may call, as the record of a table holds them.
+    """Collect the settings of decoding and of the tools that a model may call, for the record of a table.
 
-    A change of one makes the table out of date. A newer setting is left out at the value under which nothing changes,
-    since older records lack it.
+    If one of them changes, the table is out of date. A setting that older records lack is left out while it has the
+    value under which nothing changes.
     """
     decoding = determining(plan.settings.decoding, but=("min_probability",))  # which is added by tool instead
-    thresholds = map_tool_to_start_threshold(
-        plan.lanes
-    )  # tool -> least probability of ` [`; empty if no setting has it
+    # tool -> least probability of ` [`; empty if no setting has it
+    thresholds = map_tool_to_start_threshold(plan.lanes)
+
     tools = [lane.tool for lane in plan.inference_lanes]
     return {
         "decoding": {**decoding, "version": DECODING},
@@ -139,10 +142,12 @@ def _build_decoding_identity(plan: Plan) -> dict[str, Any]:
 
 
 def build_perplexity_settings(plan: Plan) -> dict[str, Any]:
-    """Return all settings that the stored perplexities depend on; a change of one measures them anew.
+    """Collect all settings on which the stored perplexities depend. If one changes, they are measured again.
 
-    Checkpoints and held-out texts are not among them: they are inputs. Raises BenchmarkError if the file of WikiText
-    cannot be read.
+    Checkpoints and held-out texts are not among them, because they are inputs.
+
+    Raises:
+        BenchmarkError: The file of WikiText cannot be read.
     """
     evaluation = plan.settings.evaluation
     wikitext_file = evaluation.wikitext
@@ -182,23 +187,33 @@ def read_checkpoint_versions(plan: Plan) -> dict[str, str]:
 
 
 def find_measurement_reasons(plan: Plan, name: str) -> list[str]:
-    """Return why a measurement is missing or out of date, a sentence per reason; empty if it is up to date.
+    """Find out why a measurement is missing or out of date.
 
-    name: ACCURACY or PERPLEXITY.
+    Args:
+        name: ACCURACY or PERPLEXITY.
+
+    Returns:
+        A sentence per reason. The list is empty if the measurement is up to date.
     """
     for table_name in TABLES[name]:
         damage = _find_damage(plan.lake, table_name)
         if damage is not None:
             return [damage]
+
     stored_record = plan.lake.table(name).record(WHOLE)
     return [str(change) for change in changes(stored_record, _build_current_record(plan, name))]
 
 
 def _find_damage(lake: Lake, table_name: str) -> str | None:
-    """Return that a table is missing, or which damage it has; None if it is whole."""
+    """Check that a table is there and whole.
+
+    Returns:
+        "never made", or a description of the damage. None if the table is whole.
+    """
     table = lake.table(table_name)
     if not table.has(WHOLE):
         return "never made"
+
     try:
         table.files(WHOLE)
     except StorageError as error:
@@ -243,9 +258,13 @@ class _MeasuredTexts(NamedTuple):
 
 
 def _choose_measured_texts(plan: Plan) -> _MeasuredTexts:
-    """Return the texts that perplexity is measured on: held-out texts of C or, if the settings say so, whole documents.
+    """Choose the texts on which perplexity is measured.
 
-    Raises MissingPart, DamagedPart.
+    They are held-out texts of C or, if the settings say so, whole documents.
+
+    Raises:
+        MissingPart: A part of a table that is read does not exist.
+        DamagedPart: A part of a table that is read is damaged.
     """
     if plan.settings.evaluation.perplexity_on == "documents":
         documents = draw_heldout_documents(plan)
@@ -253,6 +272,7 @@ def _choose_measured_texts(plan: Plan) -> _MeasuredTexts:
             fingerprint=fingerprint(documents.rows()),
             read=lambda: read_document_texts(plan, documents),
         )
+
     texts = heldout_texts(plan).measuring
     return _MeasuredTexts(fingerprint=fingerprint(texts), read=lambda: texts)
 
@@ -266,13 +286,22 @@ def publish(
     stores: Sequence[str] = (),
     left_out: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> str:
-    """Replace a table of measurements by new rows; return the version of its content. Raises WriteError.
+    """Replace a table of measurements by new rows.
 
-    table: such as "evaluation/accuracy".
-    settings: all settings that the rows depend on. inputs: the fingerprints of checkpoints and texts, by name. Both are
-        recorded with the table, to tell later whether it is out of date.
-    stores: the names of the row stores of generated texts, which `clean` keeps as long as the table is there.
-    left_out: benchmark -> reason -> number of records without a question.
+    The settings and inputs are recorded with the table, to tell later whether it is out of date.
+
+    Args:
+        table: The name of the table, such as "evaluation/accuracy".
+        settings: All settings on which the rows depend.
+        inputs: The fingerprints of the checkpoints and texts, by name.
+        stores: The names of the row stores of generated texts. `clean` keeps them as long as the table exists.
+        left_out: For each benchmark and reason, the number of records without a question.
+
+    Returns:
+        The version of the table's content.
+
+    Raises:
+        WriteError: The rows cannot be written.
     """
     facts = {
         "stage": table.rpartition("/")[2],
@@ -281,6 +310,7 @@ def publish(
         REJECTIONS: encoded(_flatten_counts(left_out)),
     }
     table_record = record(settings, inputs, **facts)
+
     # A table takes its record from a function: in other stages it is only known once all rows are written.
     published = lake.table(table).publish(WHOLE, [rows], lambda: table_record)
     return published.data_version
@@ -331,12 +361,16 @@ def _read_table_of_version(lake: Lake, name: str, checkpoint: str, version: str 
 
 
 def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
-    """Let all models answer all benchmarks with and without calls; publish and return the accuracies.
+    """Let all models answer all benchmarks, with and without calls, and publish the accuracies.
 
-    Published with them are the judged answers, and which questions occur in the training texts. Raises ToolDown,
-    BenchmarkError.
+    The judged answers are published too, and which questions occur in the training texts.
+
+    Raises:
+        ToolDown: A tool was down, or too many of its calls were lost.
+        BenchmarkError: A benchmark cannot be read.
     """
     benchmarks = collect_chosen_benchmarks(plan.settings.evaluation, _list_synthetic_kinds(plan))
+
     # Read before the models: if a checkpoint is replaced meanwhile, the tables are out of date.
     versions = read_checkpoint_versions(plan)
     questioning = _Questioning(plan, benchmarks, progress)
@@ -344,6 +378,7 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
 
     outcomes = build_outcome_table(questioning.outcomes())
     scores = build_score_table(outcomes, questioning.weights)
+
     publish_table = partial(publish, plan.lake, settings=build_accuracy_settings(plan), inputs=versions)
     publish_table(OUTCOMES, outcomes, stores=questioning.stores(), left_out=questioning.left_out())
     publish_table(OVERLAP, question_overlap(benchmarks, iter_corpus_batches(plan.lake)))  # paper, section 4.2
@@ -364,10 +399,10 @@ def _build_accuracy_measurement(version: str, scores: pl.DataFrame, questioning:
 
 
 def _list_synthetic_kinds(plan: Plan) -> list[str]:
-    """Return the kinds of synthetic questions that the models answer, such as ["calculator", "calendar"].
+    """List the kinds of synthetic questions that the models answer, such as ["calculator", "calendar"].
 
-    These are the settings' tools for which there are synthetic questions, and TWO_HOP (questions that take two calls)
-    if question answering may call in chains.
+    They are the tools in the settings for which there are synthetic questions. TWO_HOP (questions that take two
+    calls) is added if the question answering tool may be called in chains.
     """
     kinds = [lane.tool.key for lane in plan.lanes if lane.tool.key in TOOLS]
     if any(lane.tool.key == "question_answering" and lane.depth > 1 for lane in plan.lanes):
@@ -393,9 +428,10 @@ class _Questioning:
         self._total = 0  # questions under all conditions
 
     def ask_all_models(self) -> None:
-        """Let every model answer every benchmark under each of its conditions; the answers are added to `answers`.
+        """Let every model answer every benchmark under each of its conditions, and add the answers to `answers`.
 
-        Raises ToolDown if a tool was down, or too many of its calls were lost.
+        Raises:
+            ToolDown: A tool was down, or too many of its calls were lost.
         """
         from toolformer_dag.evaluation.asking import compared
 
@@ -404,9 +440,8 @@ class _Questioning:
         for answers in compared(self._plan.settings, self._ask):
             check_outage(answers.outcomes)  # raises ToolDown
             self.answers.append(answers)
-            self._report_progress(
-                answered=0
-            )  # none yet of the next benchmark; those in `self.answers` are counted anyway
+            # none yet of the next benchmark; those in `self.answers` are counted anyway
+            self._report_progress(answered=0)
 
     def _count_questions(self) -> int:
         """Return the number of questions under all conditions of all models."""
@@ -444,7 +479,11 @@ class _Questioning:
         return {benchmark.name: benchmark.left_out for benchmark in self._benchmarks if benchmark.left_out}
 
     def _ask(self, model: "LanguageModel", conditions: list[Condition]) -> "Iterator[BenchmarkOutcomes]":
-        """Yield a loaded model's answers to each benchmark under each condition; note its size in `weights`."""
+        """Ask a loaded model all benchmarks under each condition, and note its size in `weights`.
+
+        Yields:
+            The answers to one benchmark under one condition.
+        """
         from toolformer_dag.evaluation.asking import ask_benchmark
 
         settings = self._plan.settings
@@ -469,16 +508,24 @@ class _Questioning:
 def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     """Measure and publish the perplexity of all models, with calls disabled, on held-out texts of C (section 4.3).
 
-    C is the corpus of web texts from which training takes its texts. WikiText is measured too if the settings name its
-    file. Raises MissingPart, DamagedPart, BenchmarkError.
+    C is the corpus of web texts from which the training texts are taken. If the settings name a file of WikiText,
+    perplexity is measured on it too.
+
+    Raises:
+        MissingPart: A part of a table that is read does not exist.
+        DamagedPart: A part of a table that is read is damaged.
+        BenchmarkError: The file of WikiText cannot be read.
     """
     # Read before the models: if a checkpoint is replaced meanwhile, the table is out of date.
     versions = read_checkpoint_versions(plan)
+
     measured_texts = _choose_measured_texts(plan)
     sources = {HELDOUT_C: measured_texts.read(), **_read_wikitext_source(plan)}
     table = _build_perplexity_table(plan, sources, progress)
+
     inputs = {**versions, MEASURED_ON: measured_texts.fingerprint}
     version = publish(plan.lake, PERPLEXITY, table, build_perplexity_settings(plan), inputs)
+
     return Measurement(
         version=version,
         rows=table,
@@ -496,11 +543,16 @@ def _read_wikitext_source(plan: Plan) -> dict[str, list[str]]:
 
 
 def _build_perplexity_table(plan: Plan, sources: Mapping[str, list[str]], progress: Progress) -> pl.DataFrame:
-    """Return the perplexity of each model on each source of texts; one model at a time is loaded."""
+    """Measure the perplexity of each model on each source of texts. Only one model at a time is in memory.
+
+    Returns:
+        A row per model and source, in the columns PERPLEXITY_COLUMNS.
+    """
     from toolformer_dag.evaluation.asking import compared, list_compared_models
 
     measure = partial(_iter_perplexity_rows, sources)
     total = len(list_compared_models(plan.settings)) * len(sources)
+
     rows: list[dict[str, object]] = []
     for row in compared(plan.settings, measure):
         rows.append(row)
@@ -511,9 +563,14 @@ def _build_perplexity_table(plan: Plan, sources: Mapping[str, list[str]], progre
 def _iter_perplexity_rows(
     sources: Mapping[str, list[str]], model: "LanguageModel", conditions: list[Condition]
 ) -> Iterator[dict[str, object]]:
-    """Measure the perplexity of a model on each source of texts; yield a row (PERPLEXITY_COLUMNS) for each.
+    """Measure the perplexity of a model on each source of texts.
 
-    sources: name -> texts. conditions: the model's; only the first, without calls, is used.
+    Args:
+        sources: The texts of each source, by its name.
+        conditions: The conditions of the model. Only the first, which is without calls, is used.
+
+    Yields:
+        A row per source, in the columns PERPLEXITY_COLUMNS.
     """
     from toolformer_dag.evaluation.language_modeling import perplexity
 
@@ -535,7 +592,15 @@ def _iter_perplexity_rows(
 
 
 def read_stored_measurement(lake: Lake, name: str) -> Measurement:
-    """Return a stored measurement, ACCURACY or PERPLEXITY, with a cost of 0. Raises MissingPart, DamagedPart."""
+    """Read a stored measurement. Its cost is 0, because nothing is measured now.
+
+    Args:
+        name: ACCURACY or PERPLEXITY.
+
+    Raises:
+        MissingPart: It was never measured.
+        DamagedPart: The stored rows are damaged.
+    """
     table = lake.table(name)
     rows = table.read(WHOLE)
     return Measurement(

@@ -50,14 +50,16 @@ class Interval(NamedTuple):
 
 
 def wilson(successes: int, trials: int) -> Interval:
-    """Return the 95 % interval of Wilson (1927) for a share; 0 to 1 for no trials."""
+    """Compute the 95 % confidence interval of a share (Wilson 1927). It is 0 to 1 if there were no trials."""
     if not trials:
         return Interval(0.0, 1.0)
+
     # (p + z²/2n ± z sqrt(p (1 - p)/n + z²/4n²)) / (1 + z²/n), with the share p of n trials
     share = successes / trials
     z_squared = Z_95**2
     scale = 1 + z_squared / trials
     variance = share * (1 - share) / trials + z_squared / (4 * trials**2)
+
     centre = (share + z_squared / (2 * trials)) / scale
     half_width = Z_95 * sqrt(variance) / scale
     return Interval(low=max(0.0, centre - half_width), high=min(1.0, centre + half_width))
@@ -172,9 +174,14 @@ def _round_probability(probability: float | None) -> float | None:
 
 
 def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
-    """Raise ToolDown if a tool was down, or more than the share MAX_LOST of the questions have a lost call."""
+    """Check that the tools have answered the calls of almost all questions.
+
+    Raises:
+        ToolDown: A tool was down, or more than the share MAX_LOST of the questions have a call without an answer.
+    """
     affected = [outcome for outcome in outcomes if _select_lost_calls(outcome)]
     lost_calls = [call for outcome in affected for call in _select_lost_calls(outcome)]
+
     tool_was_down = any(call.reason == TOOL_DOWN for call in lost_calls)
     if tool_was_down or len(affected) > MAX_LOST * len(outcomes):
         tools = _format_tool_names(lost_calls)
@@ -265,7 +272,10 @@ def build_score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = M
 
 
 def _count_by_condition(outcomes: pl.DataFrame) -> pl.DataFrame:
-    """Return per benchmark and condition the numbers of all and of right answers, and shares of the answers."""
+    """Count the answers and the right answers per benchmark and condition.
+
+    The table also has the shares of answers with a call, with the right tool, and with a look-alike of a call.
+    """
     return outcomes.group_by("benchmark", "condition", "model", "k", maintain_order=True).agg(
         n=pl.len(),
         right=pl.col("correct").sum(),
@@ -290,17 +300,19 @@ def _build_score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict
 
 
 def format_accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
-    """Return scores for people: a row per benchmark with `benchmark`, `n` and a column per condition, in order.
+    """Format accuracies for people, with a row per benchmark and a column per condition.
 
-    Where there are baselines, a last column, "no model", has the best of them, which answer without a model:
-    `12.0 (9.1-15.7) a + b`.
+    The first columns are `benchmark` and `n`. If there are baselines (answers without a model), a last column,
+    "no model", has the best of them, such as `12.0 (9.1-15.7) a + b`.
 
-    scores: a row per benchmark and condition.
+    Args:
+        scores: A row per benchmark and condition.
     """
     cells = scores.with_columns(cell=_format_accuracy_cell())
     is_baseline = pl.col("k").is_null()  # k of decoding, which only models have
     baselines = cells.filter(is_baseline)
     models = cells.filter(~is_baseline)
+
     wide = models.pivot("condition", index=["benchmark", "n"], values="cell", maintain_order=True)
     if baselines.is_empty():
         return wide

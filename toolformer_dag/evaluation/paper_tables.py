@@ -76,21 +76,22 @@ class PaperFigure(NamedTuple):
 
 
 def iter_paper_figures() -> Iterator[PaperFigure]:
-    """Yield every figure that the paper prints, such as a model's accuracy on a benchmark, from paper_figures.toml.
+    """Read the figures that the paper prints, such as a model's accuracy on a benchmark, from paper_figures.toml.
 
-    A grid in that file is a table of the paper, or a part of one:
+    A figure that the paper prints as a dash is NaN in the file, and is left out.
 
-        [[grid]]
-        table = 2
-        measure = "examples"
-        model = "GPT-J"
-        rows_are = "item"
-        columns_are = "at"
-        columns = [0.5, 1.0, 2.0]
-        [grid.rows]
-        calculator = [3680, 994, 138]
+    Example:
+        A grid in the file is a table of the paper, or a part of one:
 
-    A dash of the paper is NaN there, and left out.
+            [[grid]]
+            table = 2
+            measure = "examples"
+            model = "GPT-J"
+            rows_are = "item"
+            columns_are = "at"
+            columns = [0.5, 1.0, 2.0]
+            [grid.rows]
+            calculator = [3680, 994, 138]
     """
     for grid in FIGURES["grid"]:
         for row_number, (row, figures) in enumerate(grid["rows"].items()):
@@ -103,18 +104,27 @@ def iter_paper_figures() -> Iterator[PaperFigure]:
 def _build_paper_figure(
     grid: Mapping[str, Any], row: object, column: object, figure: float, row_number: int
 ) -> PaperFigure:
-    """Return the figure in a cell of a grid, a table of the paper, with the headings `row` and `column`.
+    """Build the figure in a cell of a grid.
 
-    The grid says of what its rows and columns are: two of measure, model, item and `at` (tau_f or k), the others being
-    the same for all cells; `at` may be missing. With the row "calculator" and the column 0.5,
+    A grid is a table of the paper. It says what its rows and columns are: two of measure, model, item and `at`
+    (tau_f or k). The others are the same for all its cells, and `at` may be missing.
 
-        {"table": 2, "measure": "examples", "model": "GPT-J", "rows_are": "item", "columns_are": "at", ...}
+    Args:
+        grid: The grid.
+        row: The heading of the cell's row.
+        column: The heading of the cell's column.
+        figure: The figure in the cell.
+        row_number: The number of the row, from 0.
 
-    has a cell of the item "calculator" at 0.5.
+    Example:
+        With the row "calculator" and the column 0.5, the cell of this grid is about the item "calculator" at 0.5:
+
+            {"table": 2, "measure": "examples", "model": "GPT-J", "rows_are": "item", "columns_are": "at", ...}
     """
     headings = {grid["rows_are"]: row, grid["columns_are"]: column}
     cell = {**grid, **headings}
     tau_f_or_k = cell.get("at")
+
     return PaperFigure(
         paper_table=grid["table"],
         measure=cell["measure"],
@@ -127,9 +137,10 @@ def _build_paper_figure(
 
 
 def _build_views_sql() -> str:
-    """Return the SQL that makes the views: the paper's figures and its example calls, each as a view of constant rows.
+    """Build the SQL that creates the views on the paper.
 
-    Then those of paper_tables.sql, which compare them with ours, and the comments on all columns.
+    These are the paper's figures and its example calls (each a view of constant rows), the views of
+    paper_tables.sql, which compare them with ours, and the comments on all columns.
     """
     figure_rows = ", ".join(_format_sql_row(figure) for figure in iter_paper_figures())
     example_columns = list(COLUMN_COMMENTS["paper_examples"])
@@ -233,15 +244,19 @@ def _format_model_name() -> pl.Expr:
 
 
 def _pivot_by_item(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
-    """Return a row per model and a column per item, such as a benchmark; the paper's items come first.
+    """Turn rows per model and item into a row per model with a column per item. The paper's items come first.
 
-    rows: with the columns model, figures_of, n and `item`, a row per model and item.
-    item: the column whose values become columns: "benchmark" or "source".
-    cell: the text of a cell.
+    Args:
+        rows: A row per model and item, with the columns model, figures_of, n and the one that `item` names.
+        item: The column whose values become columns: "benchmark" or "source".
+        cell: The text of a cell.
 
-        model       | benchmark | n   | ...        model              | SQuAD, n = 308   | T-REx, n = 500
-        Toolformer  | SQuAD     | 308 |       ->   Toolformer         | 33.8 (28.7-39.2) | 53.5 (49.1-57.8)
-        Toolformer  | T-REx     | 500 |            paper: Toolformer  | 33.8             | 53.5
+    Example:
+        With the item "benchmark":
+
+            model       | benchmark | n   | ...        model              | SQuAD, n = 308   | T-REx, n = 500
+            Toolformer  | SQuAD     | 308 |       ->   Toolformer         | 33.8 (28.7-39.2) | 53.5 (49.1-57.8)
+            Toolformer  | T-REx     | 500 |            paper: Toolformer  | 33.8             | 53.5
     """
     long = rows.select(_format_model_name(), item, cell.alias("cell"))
     wide = long.pivot(item, index="model", values="cell", maintain_order=True).fill_null(DASH)
@@ -272,16 +287,19 @@ _perplexities = partial(_pivot_by_item, item="source", cell=_format_interval("pe
 
 
 def _format_examples(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return Table 2 for people: the number of texts with calls, by tool and tau_f, the threshold of the filter.
+    """Format Table 2 for people: the number of texts with calls, by tool and tau_f, the threshold of the filter.
 
-    "kept by chance" is the number of calls that would be kept with results of other calls, "12 (8-17)" with its 95 %
-    interval, "?" for too few to tell, a dash if it was not measured.
+    The column "kept by chance" is the number of calls that would be kept with the results of other calls, such as
+    "12 (8-17)" with the 95 % interval. It is "?" if there are too few to tell, and a dash if this was
+    not measured.
 
-    rows: of the view table_2; its by_chance, by_chance_low and by_chance_high are null if that was not measured.
+    Args:
+        rows: The rows of the view table_2.
     """
     chance = [pl.col(name).cast(pl.String) for name in ("by_chance", "by_chance_low", "by_chance_high")]
     chance_text = pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH))  # the format of nulls is null
     kept_by_chance = pl.when("too_few_swaps").then(pl.lit("?")).otherwise(chance_text)
+
     return rows.select(
         "tool",
         "tau_f",
@@ -293,9 +311,9 @@ def _format_examples(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _format_over_k(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return Table 9 for people: accuracy by k of decoding, with its 95 % interval and the number of questions.
+    """Format Table 9 for people: accuracy by k of decoding, with its 95 % interval and the number of questions.
 
-    All: all questions; AC: those with a call; NC: those without.
+    The column All is about all questions, AC about those with a call, and NC about those without.
     """
     return rows.select(
         "benchmark",
@@ -318,13 +336,17 @@ SHOWN_CALL = 58
 
 
 def _format_calls(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return Table 10 for people: calls in their texts, with L- - L+, and whether each was kept and found useful.
+    """Format Table 10 for people: calls in their texts, by how much each lowers the loss, and whether it was kept.
 
-    rows: before, call, after (the text around the call), delta, tau_f, kept (null for calls of the paper), tool, useful
-        (null if nobody has judged).
+    Args:
+        rows: Calls with the columns before, call, after (the text around the call), delta, tau_f, kept (null for
+            calls of the paper), tool and useful (null if nobody has judged the call).
 
-        L- - L+ | tau_f | kept | tool       | example                         | judged useful
-        2.31    | 1.0   | kept | Calculator | costs [Calculator(2*3) -> 6] 6  | yes
+    Example:
+        A row of the result:
+
+            L- - L+ | tau_f | kept | tool       | example                         | judged useful
+            2.31    | 1.0   | kept | Calculator | costs [Calculator(2*3) -> 6] 6  | yes
     """
     useful = pl.when("useful").then(pl.lit("yes")).when(~pl.col("useful")).then(pl.lit("no"))  # null stays null
     return rows.select(
@@ -360,9 +382,9 @@ def _without_breaks(column: str) -> pl.Expr:
 
 
 def _format_averages(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return Figure 4 for people: the average accuracy on groups of benchmarks, by model and its parameters.
+    """Format Figure 4 for people: the average accuracy on groups of benchmarks, by model and its number of parameters.
 
-    Its columns are model, benchmarks, questions ("the paper's" or "synthetic"), parameters, n and average.
+    The columns are model, benchmarks, questions ("the paper's" or "synthetic"), parameters, n and average.
     """
     whose_questions = pl.when("published").then(pl.lit("the paper's")).otherwise(pl.lit("synthetic"))
     table = rows.select(
@@ -374,9 +396,8 @@ def _format_averages(rows: pl.DataFrame) -> pl.DataFrame:
         _format_interval("accuracy").alias("average"),
         "figures_of",
     )
-    return table.select(
-        _format_model_name(), pl.exclude("model", "figures_of")
-    )  # the name is made of these two columns
+    # the name is made of these two columns
+    return table.select(_format_model_name(), pl.exclude("model", "figures_of"))
 
 
 PAPER_TABLES = (
@@ -429,16 +450,18 @@ PAPERS_MODEL = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J f
 
 
 def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
-    """Return the sentences that are printed below a table of the paper.
+    """Write the sentences that are printed below a table of the paper.
 
-    They say which models were measured here, what does not compare with the paper, and which benchmarks and records are
-    missing.
+    They say which models were measured here, what cannot be compared with the paper, and which benchmarks and
+    records are missing.
     """
     lines = []
     is_of_corpus = table.number in ("2", "10")  # of calls in the corpus, not of models' answers
+
     if not is_of_corpus:
         lines += _describe_measured_models(warehouse)
     lines.append(COMPARABLE.get(table.number, PAPERS_MODEL))  # why its figures do not compare with the paper's
+
     if table.is_of_benchmarks:
         ours = table.rows(warehouse).filter(pl.col("figures_of") != FIGURES_OF_PAPER)
         # "All" is no benchmark but the sum of them, which no setting can add.
@@ -462,14 +485,17 @@ def _describe_left_out(warehouse: DuckDBPyConnection, table: PaperTable) -> list
 
 
 def _describe_missing_benchmarks(table: PaperTable, measured: set[str]) -> list[str]:
-    """Return a sentence that names the benchmarks of a table that are not in `measured`; [] if none is missing.
+    """Write a sentence that names the benchmarks of a table of the paper that were not measured here.
 
-    "Not asked: SVAMP; add svamp = "PATH" under [evaluation.benchmarks]."
+    Returns:
+        A list with the sentence, such as "Not asked: SVAMP; add svamp = "PATH" under [evaluation.benchmarks].". It is
+        empty if no benchmark is missing.
     """
     items = [figure.item for figure in iter_paper_figures() if str(figure.paper_table) == table.number]
     missing = [name for name in dict.fromkeys(items) if name not in measured]
     if not missing:
         return []
+
     settings = dict.fromkeys(_format_setting(name) for name in missing)  # several benchmarks may have the same key
     return [f"Not asked: {', '.join(missing)}; add {', '.join(settings)} under [evaluation.benchmarks]."]
 
@@ -494,21 +520,27 @@ def query_over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable)
 
 
 def query_tool_shares(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
-    """Return the share of questions with a call of each tool, a row per benchmark and model, a column per tool.
+    """Query for which share of the questions each tool was called.
 
-        benchmark | model      | n   | Calculator       | WikiSearch
-        ASDiv     | Toolformer | 500 | 97.9 (96.2-98.8) | –
+    Returns:
+        A row per benchmark and model, with a column per tool. None if the table is not about benchmarks.
 
-    None for a table without benchmarks.
+    Example:
+        A row of the result:
+
+            benchmark | model      | n   | Calculator       | WikiSearch
+            ASDiv     | Toolformer | 500 | 97.9 (96.2-98.8) | –
     """
     if not table.is_of_benchmarks:
         return None
+
     # Conditions with another k of decoding than the settings' are shown in Table 9 only.
     where = f"paper_table = {table.number} AND NOT only_in_table_9(condition)"
     shares = rows(warehouse, f"SELECT *, condition AS model FROM tool_shares WHERE {where}")
     cells = shares.select(
         "benchmark", _format_model_name(), _format_count("n"), "called", _format_interval("share").alias("cell")
     )
+
     # `called` is the name of a tool; n is the number of questions.
     wide = cells.pivot("called", index=["benchmark", "model", "n"], values="cell", maintain_order=True)
     return wide.fill_null(DASH)

@@ -79,15 +79,21 @@ class _NumberedQuestion(NamedTuple):
 
 
 def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """Return a row per question (OVERLAP_COLUMNS): whether it occurs in the training texts of C*.
+    """Find out which questions of benchmarks occur in the training texts of C*.
 
-    It does if a text has 13 of its words in a row, or a question of 8 to 12 words as a whole.
+    A question occurs in a text that has 13 of its words in a row. A question of 8 to 12 words has to occur as a whole.
 
-    corpus: batches of rows of C*, read once; with columns split, text, document_hash, digest, segment and shard.
+    Args:
+        corpus: Batches of rows of C*, with the columns split, text, document_hash, digest, segment and shard.
+            They are read only once.
+
+    Returns:
+        A row per question, in the columns OVERLAP_COLUMNS.
     """
     questions = _number_questions(benchmarks)
     passages = SharedPassages([drop_template_words(question.prompt) for question in questions])
     first_texts = _find_first_texts(passages, corpus)
+
     rows = []
     for index, question in enumerate(questions):
         is_long_enough = passages.words[index] >= FEWEST_WORDS
@@ -107,10 +113,11 @@ def _number_questions(benchmarks: Sequence[Benchmark]) -> list[_NumberedQuestion
 def _build_overlap_row(
     question: _NumberedQuestion, text: CorpusTextId | None, *, is_long_enough: bool
 ) -> dict[str, Any]:
-    """Return the row (OVERLAP_COLUMNS) of a question, which says whether it occurs in C*, and in which text.
+    """Build the row of a question (OVERLAP_COLUMNS), which says whether it occurs in C*, and in which text.
 
-    text: the first text of C* that holds it, None without one.
-    is_long_enough: whether it has words enough to tell; else `in_corpus` is None.
+    Args:
+        text: The first text of C* that holds the question, or None.
+        is_long_enough: Whether the question has enough words to tell. Otherwise `in_corpus` is None.
     """
     occurs = text is not None
     return {
@@ -124,16 +131,20 @@ def _build_overlap_row(
 
 
 def _find_first_texts(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, CorpusTextId]:
-    """Return index of a question -> the first training text of C* that holds it: the one with the least id.
+    """Find the first training text of C* that holds each question: the text with the smallest id.
 
-    passages: the questions, indexed by their words.
+    Args:
+        passages: The questions, indexed by their words.
+
+    Returns:
+        The ids of the texts, by the index of the question. Questions that occur in no text are missing.
     """
     first_texts: dict[int, CorpusTextId] = {}
     for batch in _iter_training_batches(corpus):
         ids = batch.select(CorpusTextId._fields)
-        matches = passages.find_pairs_in(
-            batch["text"].to_list()
-        )  # a row per text of the batch and question that it holds
+        # a row per text of the batch and question that it holds
+        matches = passages.find_pairs_in(batch["text"].to_list())
+
         for text_index, question_index in matches.iter_rows():
             text_id = CorpusTextId(*ids.row(text_index))
             first_so_far = first_texts.get(question_index, text_id)
@@ -157,9 +168,10 @@ def drop_template_words(prompt: str) -> str:
 
 
 def count_overlap(overlap: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per benchmark: n questions, those in_corpus, and those too_short to tell.
+    """Count the questions of each benchmark, as columns `n`, `in_corpus` and `too_short` (to tell).
 
-    overlap: as `question_overlap` returns it.
+    Args:
+        overlap: The table that `question_overlap` returns.
     """
     return overlap.group_by("benchmark", maintain_order=True).agg(
         pl.len().alias("n"),

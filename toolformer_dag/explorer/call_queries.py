@@ -95,12 +95,16 @@ WHERE decisions.rowid IN (SELECT unnest($rows::BIGINT[]))
 
 
 def overview(reader: WarehouseReader) -> dict[str, Any]:
-    """Return what every view of the page needs, in the form that the page's script reads. Raises WarehouseError.
+    """Collect what every view of the page needs, in the form that the page's script reads.
 
-    - `version`, `about`: version and description of the warehouse.
-    - `near`: how many calls a list shows on each side of a threshold.
-    - `tools`: a row per tool, see `_query_tools`.
-    - `reasons`: the reasons for which calls were rejected, to filter by.
+    Returns:
+        - `version`, `about`: The version and the description of the warehouse.
+        - `near`: How many calls a list shows on each side of a threshold.
+        - `tools`: A row per tool, see `_query_tools`.
+        - `reasons`: The reasons for which calls were rejected, to filter by.
+
+    Raises:
+        WarehouseError: The warehouse cannot be read.
     """
     reasons = reader.rows("SELECT DISTINCT reason FROM rejections WHERE stage = 'filtered_calls' ORDER BY reason")
     return {
@@ -138,19 +142,26 @@ def best_calls(shown: Mapping[str, Any]) -> list[Row]:
 
 
 def calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the calls of a tool that are nearest to a threshold tau, the nearest call first.
+    """Find the calls of a tool that are nearest to a threshold tau.
 
-    A call can stay only if its delta, by how much it lowers the loss, is at least tau. The result has at most NEAR
-    calls at or above tau, NEAR below it, and NEAR without a delta, which come last.
+    A call can only stay if its delta (by how much it lowers the loss) is at least tau.
 
-    `query`: such as {"tool": "calculator", "tau": "0.5", "verdict": "kept"}; also `domain`, `reason`, `text`.
+    Args:
+        query: Such as {"tool": "calculator", "tau": "0.5", "verdict": "kept"}. It may also have `domain`, `reason`
+            and `text`.
 
-    Raises ValueError if tau is not a number, and WarehouseError.
+    Returns:
+        At most NEAR calls at or above tau and NEAR below it, the nearest first. Then at most NEAR without a delta.
+
+    Raises:
+        ValueError: tau is not a number.
+        WarehouseError: The warehouse cannot be read.
     """
     call_filter = _build_filter(query)
     above = _query_calls_on_side(reader, call_filter, AT_OR_ABOVE)
     below = _query_calls_on_side(reader, call_filter, BELOW)
     unscored = _query_calls_on_side(reader, call_filter, WITHOUT_DELTA)
+
     tau = call_filter.parameters["tau"]
     nearest_first = sorted([*above, *below], key=lambda row: abs(row["delta"] - tau))
     return {"version": reader.version(), "rows": [*nearest_first, *unscored]}
@@ -171,10 +182,17 @@ def excerpts(reader: WarehouseReader, numbers: Sequence[int]) -> dict[str, Any]:
 
 
 def query_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
-    """Return a call with its whole input and result; None if it does not exist.
+    """Query a call with its whole input and result.
 
-    The row has the columns of `decisions`, the tool's `name`, and the `text` that the call was scored in, which is cut
-    out of its document, with its `context` (such as a date). `key`: the columns KEY. Raises WarehouseError.
+    Args:
+        key: The columns KEY of the call.
+
+    Returns:
+        The columns of `decisions`, the tool's `name`, the `text` in which the call was scored, which is cut out of its
+        document, and its `context`, such as a date. None if the call does not exist.
+
+    Raises:
+        WarehouseError: The warehouse cannot be read.
     """
     sql = f"""
     SELECT decisions.*, lanes.name, substr(documents.text, texts."offset" + 1, characters::BIGINT) AS text, context
@@ -186,18 +204,27 @@ def query_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
 
 
 def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a text of a tool with the calls of every tool in it, or None if it does not exist. Raises WarehouseError.
+    """Query a text of a tool with the calls of every tool in it.
 
-    `key`: the columns TEXT_KEY. The result has the text's columns, and lists of rows: `calls`, `samples`, `results`,
-    and `augmented`, the text in C*, the corpus with calls.
+    Args:
+        key: The columns TEXT_KEY of the text.
+
+    Returns:
+        The columns of the text, and the lists `calls`, `samples`, `results` and `augmented` (the text in C*, the
+        corpus with calls). None if the text does not exist.
+
+    Raises:
+        WarehouseError: The warehouse cannot be read.
     """
     texts = reader.rows(TEXT, dict(key))
     if not texts:
         return None
+
     text = texts[0]
     first_character = text["offset"]
     end = first_character + text["characters"]
     part_of_document = {"digest": key["digest"], "low": first_character, "high": end}
+
     return {
         **text,
         "calls": _query_calls_within(reader, {**part_of_document, "shard": key["shard"]}),

@@ -85,11 +85,12 @@ def read_page_file(name: str) -> str:
 
 
 def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: WarehouseReader) -> Starlette:
-    """Return the web application of the page. The caller has to guard it against requests of strangers.
+    """Build the web application of the page. The caller has to guard it against requests of strangers.
 
-    - `reader`: reads the warehouse.
-    - `model`: answers requests that run the model; None to refuse them.
-    - `traces`: reads the file of `judge`, which may be missing.
+    Args:
+        reader: Reads the warehouse.
+        model: Answers requests that run the model. None to refuse them.
+        traces: Reads the file of `judge`, which may be missing.
     """
     answers = _PageAnswers(reader, model, traces)
     routes = [*_build_table_routes(answers.from_tables()), *_build_page_routes()]
@@ -194,17 +195,24 @@ class _PageAnswers:
 
 
 def query_page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
-    """Return what every view of the page needs: the `overview` of the warehouse, `traces` and `judge`.
+    """Collect what every view of the page needs.
 
-    In the result `traces` says whether there are judged conversations, and `judge` names the model that judged. Raises
-    WarehouseError if there is no file at all.
+    Args:
+        reader: Reads the warehouse.
+        traces: Reads the file of judged conversations, which `toolformer-dag judge` writes. One of the two
+            files may be missing.
 
-    reader: reads the warehouse. traces: reads the file of judged conversations that `toolformer-dag judge` writes.
-    Either file may be missing.
+    Returns:
+        The `overview` of the warehouse. `traces` says whether there are judged conversations, and `judge` names the
+        model that judged them.
+
+    Raises:
+        WarehouseError: Both files are missing, or one cannot be read.
     """
     has_judged_conversations = traces.database.is_file()
     if not has_judged_conversations:
         return {**overview(reader), "traces": False}
+
     has_warehouse = reader.database.is_file()
     shown = overview(reader) if has_warehouse else {"about": traces.about, "tools": []}
     return {**shown, "traces": True, "judge": query_judge_name(traces)}

@@ -21,34 +21,49 @@ MODULE_SYNTAX = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n|^export '
 
 
 def export_page(reader: WarehouseReader, traces: WarehouseReader, file: Path, force: bool = False) -> int:
-    """Write the page as an HTML file that needs neither network nor model; return how many calls it holds.
+    """Write the page as an HTML file that needs neither network nor model.
 
-    These are the calls nearest each tool's threshold, with their texts, and some recorded calls, each with its
-    conversation. The page also holds some questions of benchmarks.
+    It holds the calls nearest to each tool's threshold with their texts, some recorded calls with their
+    conversations, and some questions of benchmarks.
 
-    reader: reads the warehouse. traces: reads the verdicts on recorded calls; either file may be missing, not both.
+    Args:
+        reader: Reads the warehouse.
+        traces: Reads the verdicts on recorded calls. One of the two files may be missing.
+        file: The HTML file.
+        force: Whether to overwrite an existing file.
 
-    Raises WarehouseError, and what `write_output` raises.
+    Returns:
+        The number of calls in the page.
+
+    Raises:
+        WarehouseError: A file cannot be read, or both are missing.
+        Exception: The errors of `write_output`.
     """
     overview = query_page_overview(reader, traces)
     has_recorded_calls = overview["traces"]
     proposed = _collect_proposed_calls(reader, overview) if overview["tools"] else {"calls": []}
     recorded = query_exported_conversations(traces) if has_recorded_calls else {"conversations": []}
+
     overview_without_model = {**overview, "live": False}
     content = {"overview": overview_without_model, **proposed, **recorded}
     write_output(file, _render_page(content).encode(), "--export", force)
+
     return len(proposed["calls"]) + len(recorded["conversations"])
 
 
 def _collect_proposed_calls(reader: WarehouseReader, shown: dict[str, Any]) -> dict[str, Any]:
-    """Return what an exported page shows of a warehouse, under the names that the page's script reads:
+    """Collect what an exported page shows of a warehouse, under the names that the page's script reads.
 
-    - `calls`: those near each tool's threshold, with their `excerpts`, the words before and after each
-    - `texts`: the whole texts of these and of the best calls
-    - `outcomes`: the tables of benchmarks, training and costs
-    - `pairs`, `questions`: how two conditions compare on each benchmark, and some questions of the first pair
+    Args:
+        shown: An `overview`.
 
-    `shown`: an `overview`.
+    Returns:
+        - `calls`: The calls near each tool's threshold.
+        - `excerpts`: The words before and after each of them.
+        - `texts`: The whole texts of these calls and of the best calls.
+        - `outcomes`: The tables of benchmarks, training and costs.
+        - `pairs`: How two conditions compare on each benchmark.
+        - `questions`: Some questions of the first pair.
     """
     near_threshold = _query_calls_near_thresholds(reader, shown)
     row_numbers = [call["row"] for call in near_threshold]
@@ -71,8 +86,9 @@ def _query_calls_near_thresholds(reader: WarehouseReader, shown: dict[str, Any])
 
 
 def _query_texts_of_calls(reader: WarehouseReader, shown_calls: Iterable[Row]) -> list[Row]:
-    """Return the texts that calls stand in, each once and with its key."""
+    """Query the texts in which calls stand, each once, with its key."""
     keys = sorted({tuple(call[name] for name in TEXT_KEY) for call in shown_calls})
+
     texts = []
     for values in keys:
         key = dict(zip(TEXT_KEY, values, strict=True))
@@ -83,7 +99,7 @@ def _query_texts_of_calls(reader: WarehouseReader, shown_calls: Iterable[Row]) -
 
 
 def _render_page(content: dict[str, Any]) -> str:
-    """Return the page as a single HTML file that holds script, style and data.
+    """Render the page as a single HTML file that holds script, style and data.
 
     Its content security policy allows only this script and style, so that no text of the corpus can run code.
     """
@@ -97,6 +113,7 @@ def _render_page(content: dict[str, Any]) -> str:
         '<script type="module" src="page.js"></script>\n': "",
         "</body>": f'{_render_data_element(content)}\n<script type="module">{script}</script>\n</body>',
     }
+
     html = read_page_file("index.html")
     for part, replacement in replacements.items():
         html = html.replace(part, replacement)

@@ -59,42 +59,58 @@ class LiveModel:
         self._lock = threading.Lock()
 
     def token_losses(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Return -log p, in nats, of each of the tokens after a call (paper, section 4.1), as `tokens` and `sums`.
+        """Compute the loss of each of the tokens after a call, in nats (paper, section 4.1).
 
-        - `call`: as `query_call` returns it
-        - `tokens`: a row per token with `token`, its `weight` and a column for each of LOSSES, None where not finite
-        - `sums`: for each of LOSSES the weighted sum over the tokens, from which the filter decided
+        Args:
+            call: The call as `query_call` returns it.
 
-        Raises ModelError, and UserError where call and text do not fit the context.
+        Returns:
+            `tokens` has a row per token, with `token`, its `weight` and a column for each of LOSSES, None where a loss
+            is not finite. `sums` has for each of LOSSES the weighted sum over the tokens, by which the
+            filter decided.
+
+        Raises:
+            ModelError: The model cannot be loaded.
+            UserError: Call and text do not fit into the model's context.
         """
         with self._lock:
             engine = self._worker.engine("judge")
             tokens = engine.token_losses(_build_loss_request(engine, call), SHOWN_TOKENS)
+
         if not tokens:
             raise UserError("call and text do not fit the model's context together")
+
         rows = [_with_finite_losses(token) for token in tokens]
         return {"tokens": rows, "sums": {kind: _sum_weighted_losses(rows, kind) for kind in LOSSES}}
 
     def line(self, tool: str, text: str, context: str, found_by_chance: float | None = None) -> dict[str, Any]:
-        """Propose, make, score and filter a tool's calls in a typed text, and return the text with these calls.
+        """Propose, run, score and filter a tool's calls in a typed text.
 
-        The result is that of `text_with_calls`, and the thresholds: tau_s, the least probability with which a call may
-        begin (at each place it is in `positions`), and tau_f, the least delta of a kept call.
+        Args:
+            tool: The key of the tool's settings, such as "calculator".
+            context: The date for the calendar in ISO form, or "".
+            found_by_chance: The threshold tau_f that the filter chose, if the tool's threshold is chosen by chance.
 
-        - `context`: the ISO date for the calendar, else empty
-        - `found_by_chance`: the tau_f that the filter chose, for a tool whose threshold is chosen by chance
+        Returns:
+            The text with its calls as in `text_with_calls`, and the thresholds: tau_s is the least probability with
+            which a call may begin, and tau_f the least delta of a kept call.
+            `positions` has the probability at each place.
 
-        Raises UserError for an unknown tool, and for a text that is empty, too long or does not fit the model.
+        Raises:
+            UserError: The tool is unknown, or the text is empty, too long or does not fit the model.
         """
         lane = self._require_lane(tool)
         _refuse_text(text)
         _refuse_context(context, [lane])
+
         is_found_by_chance = isinstance(lane.tau_f, ChanceThreshold)
         if is_found_by_chance:
             # None, if none was found, becomes null in SQL, so that no call is kept; the type does not name it.
             lane = replace(lane, tau_f=cast(float, found_by_chance))
+
         with self._lock:
             text_and_calls = _run_stages(self._worker, lane, text, context)
+
         thresholds = {"tau_s": lane.tau_s, "tau_f": lane.tau_f, "by_chance": is_found_by_chance}
         return {**text_and_calls, "name": lane.tool.name, **thresholds}
 
@@ -106,15 +122,25 @@ class LiveModel:
         raise UserError(f"there is no tool {tool!r} in the settings")
 
     def completed(self, text: str, context: str) -> dict[str, Any]:
-        """Complete a text as `toolformer-dag generate` does; return `text` with calls, `plain` without, and `calls`.
+        """Complete a text, as `toolformer-dag generate` does.
 
-        `context`: the ISO date for the calendar, else empty. Raises UserError, ModelError.
+        Args:
+            context: The date for the calendar in ISO form, or "".
+
+        Returns:
+            A mapping with `text` (with calls), `plain` (without calls) and `calls`.
+
+        Raises:
+            UserError: The text cannot be completed.
+            ModelError: The model cannot be loaded.
         """
         _refuse_text(text)
         _refuse_context(context, self.plan.inference_lanes)
+
         with self._lock:
             [writing] = self._decoder.begin([self._build_text_request(text, context)])
         generation = writing.done.result()  # waits, while other requests are answered
+
         calls = [asdict(call) for call in generation.calls]
         return {"text": generation.text, "plain": generation.plain, "calls": calls}
 
@@ -179,10 +205,14 @@ def _sum_weighted_losses(tokens: Sequence[Mapping[str, Any]], kind: str) -> floa
 
 
 def _run_stages(worker: Worker, lane: Lane, text: str, context: str) -> dict[str, Any]:
-    """Run the stages of a lane (a tool with its settings) on a typed text; return the text with its calls.
+    """Run the stages of a lane (a tool with its settings) on a typed text.
 
-    The result is that of `text_with_calls`, and `positions`: where a call may begin, with its probability. Raises
-    UserError for a text that the model cannot take.
+    Returns:
+        The text with its calls as in `text_with_calls`. `positions` says where a call may begin, and with which
+        probability.
+
+    Raises:
+        UserError: The model cannot take the text.
     """
     key = {"tool": lane.key, "shard": ALL, "digest": TYPED, "segment": 0}
     texts = _build_chosen_texts(key, text, context)
@@ -200,7 +230,11 @@ def _run_stages(worker: Worker, lane: Lane, text: str, context: str) -> dict[str
 
 
 def _build_chosen_texts(key: Mapping[str, Any], text: str, context: str) -> pl.DataFrame:
-    """Return the rows of the stage that chooses texts, as if it had chosen the typed text. key: of the text."""
+    """Build the table of the stage that chooses texts, as if it had chosen the typed text.
+
+    Args:
+        key: The key of the text.
+    """
     row = {
         **key,
         "offset": 0,

@@ -58,9 +58,10 @@ COSTS_SHOWN = "* REPLACE (ended AT TIME ZONE 'UTC' AS ended)"
 
 
 def query_outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
-    """Return what the page shows of evaluation, as JSON data: accuracy, perplexity, training curves and costs.
+    """Collect what the page shows of evaluation, as JSON data: accuracy, perplexity, training curves and costs.
 
-    Raises WarehouseError.
+    Raises:
+        WarehouseError: The warehouse cannot be read.
     """
     conditions = _query_conditions(reader)
     return {
@@ -77,13 +78,18 @@ def query_outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
 
 
 def query_exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
-    """Return what an exported page shows of the questions of benchmarks. Raises WarehouseError.
+    """Collect what an exported page shows of the questions of benchmarks.
 
-    - `pairs`: pairs of conditions (a model and how it may call tools), with how many questions each of the two wins
-    - `questions`: some questions won and lost, of the one pair that the page shows first
+    Returns:
+        `pairs` are pairs of conditions (a model and how it may call tools), with the number of questions that each
+        wins. `questions` are some questions won and lost, but only of the pair that the page shows first.
+
+    Raises:
+        WarehouseError: The warehouse cannot be read.
     """
     counted_pairs = [{**pair, "rows": pairs(reader, pair)} for pair in reader.rows(COMPARED)]
     shown_first = _choose_compared_conditions(_query_conditions(reader))
+
     exported_questions: list[Row] = []
     for pair in counted_pairs:
         is_shown_first = [pair["one"], pair["other"]] == shown_first

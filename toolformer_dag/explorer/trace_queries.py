@@ -93,15 +93,23 @@ def _choose_record_id_column(reader: WarehouseReader) -> str:
 
 
 def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return recorded calls, the lowest gain first and calls without a gain last. Raises WarehouseError.
+    """List recorded calls, the lowest gain first, and calls without a gain last.
 
-    `query`: `tool` and `verdict`, each empty or absent for all. The result has at most MOST_CALLS `rows`, how many
-    are `fitting`, and the `tools` and `verdicts` to filter by.
+    Args:
+        query: `tool` and `verdict` to filter by. Each may be missing or empty.
+
+    Returns:
+        At most MOST_CALLS `rows`, the number of all calls that fit (`fitting`), and the `tools` and `verdicts` to
+        filter by.
+
+    Raises:
+        WarehouseError: The file cannot be read.
     """
     filters = {"tool": query.get("tool", ""), "verdict": query.get("verdict", "")}
     sql = LISTED.format(record_id=_choose_record_id_column(reader))
     rows = reader.rows(sql, filters)
     fitting = rows[0]["fitting"] if rows else 0  # every row has the number of calls without the limit
+
     return {
         "rows": rows,
         "fitting": fitting,
@@ -111,20 +119,29 @@ def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[st
 
 
 def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the messages and calls around a recorded call, or None if it does not exist. Raises WarehouseError.
+    """Query the messages and calls around a recorded call.
 
-    `key`: the columns TRACE_KEY. The result has
+    Args:
+        key: The columns TRACE_KEY of the call.
 
-    - `messages`, `first`: how many messages the conversation has, and the number of the first one in `said`
-    - `said`, `calls`, `swapped`: messages and calls around the call, and results that were tried in place of its own
-    - `share`, `threshold`: the share of swapped results that may pass, and the gain above which the call helps
+    Returns:
+        None if the call does not exist, otherwise
+        - `messages`, `first`: How many messages the conversation has, and the number of the first one in `said`.
+        - `said`, `calls`: Messages and calls around the call.
+        - `swapped`: Results that were tried in place of its own.
+        - `share`, `threshold`: The share of swapped results that may pass, and the gain above which a call helps.
+
+    Raises:
+        WarehouseError: The file cannot be read.
     """
     [extent] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
     shown_part = {"conversation": key["conversation"], "first": extent["first"]}
+
     calls = _query_calls_around(reader, {**key, **shown_part})
     call_exists = any(_has_key(call, key) for call in calls)
     if not call_exists:
         return None
+
     [chance] = reader.rows(CHANCE, dict(key))
     return {
         **extent,  # `messages` and `first`
@@ -148,17 +165,23 @@ def _has_key(call: Row, key: Mapping[str, Any]) -> bool:
 
 
 def query_exported_conversations(reader: WarehouseReader) -> dict[str, Any]:
-    """Return what an exported page shows of recorded conversations. Raises WarehouseError.
+    """Collect what an exported page shows of recorded conversations.
 
-    - `recorded`: the MOST_EXPORTED calls with the lowest gains, and `counts` by tool and verdict
-    - `conversations`: for each of these calls its key, and under `shown` its `conversation`
+    Returns:
+        `recorded` has the MOST_EXPORTED calls with the lowest gains, and `counts` by tool and verdict.
+        `conversations` has for each of these calls its key and, under `shown`, its `conversation`.
+
+    Raises:
+        WarehouseError: The file cannot be read.
     """
     recorded = recorded_calls(reader, {})
     rows = recorded["rows"][:MOST_EXPORTED]
+
     conversations = []
     for row in rows:
         key = {name: row[name] for name in TRACE_KEY}
         conversations.append({**key, "shown": conversation(reader, key)})
+
     return {
         "recorded": {**recorded, "rows": rows, "counts": reader.rows(COUNTS)},
         "conversations": conversations,

@@ -40,9 +40,13 @@ class WarehouseReader:
         return f"{stamp.inode}-{stamp.modified}" if stamp else ""
 
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
-        """Run a query and return its rows by column, as JSON data. Raises WarehouseError.
+        """Run a query, and return its rows by column, as JSON data.
 
-        `parameters`: values for `$NAME` in the query.
+        Args:
+            parameters: The values for `$NAME` in the query.
+
+        Raises:
+            WarehouseError: The file cannot be opened, or the query fails.
         """
         try:
             cursor = self._open_cursor().execute(sql, parameters)

@@ -100,9 +100,12 @@ class _Tokenizer(NamedTuple):
 
 
 def _load_tokenizer(plan: Plan, name: str | None) -> _Tokenizer:
-    """Load a tokenizer by its name; None: the settings' model's. Raises ModelError.
+    """Load the tokenizer of a model, by default of the model in the settings.
 
-    Code that comes with another tokenizer is not run, even if the settings allow it for the model.
+    Code that comes with another model's tokenizer is not run, even if the settings allow it for their own model.
+
+    Raises:
+        ModelError: The tokenizer cannot be loaded.
     """
     from toolformer_dag.model.loading import load_encoding
 
@@ -129,12 +132,16 @@ class _ExportedRows:
         self.longest = 0
 
     def stream(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows of C*, the texts with the calls that the filter kept, and count them. Raises WarehouseError.
+        """Convert the texts of C* (with the calls that the filter kept) to rows of the form, and count them.
 
-        Calls and texts are counted by lane (a tool with its settings), rows by kind.
+        Calls and texts are counted by lane (a tool with its settings), rows by their kind.
+
+        Raises:
+            WarehouseError: The warehouse cannot be read.
         """
         form = self._form
         markers = self._plan.settings.model.markers
+
         with open_warehouse(self._plan.settings.warehouse) as connection:
             for text in corpus_texts(connection, self._plan.lane_names, form.preferences, markers):
                 self._count_calls(text)
@@ -157,26 +164,39 @@ class _ExportedRows:
 
 
 def export_corpus(plan: Plan, folder: Path, form: ExportForm, of_the_lake: bool = False) -> Exported:
-    """Replace `folder` by a data set of C* in a form, with a card and a record; return the record.
+    """Export C* (the texts with the calls that the filter kept) as a data set with a card and a record.
 
-    C* is the corpus of texts with the calls that the filter kept. Texts are streamed from the warehouse, so
-    memory holds only a part of them. of_the_lake: the folder is the data set that every run keeps up to date, which is
-    replaced whatever it holds, and may have no rows.
+    Texts are streamed from the warehouse, so that only a part of them is in memory.
 
-    Raises ExportError if `folder` holds something else than an export, or there is nothing to export; also
-    WarehouseError, StorageError, WriteError.
+    Args:
+        folder: The folder to be replaced.
+        form: The form in which the texts are written.
+        of_the_lake: Whether this is the data set that every run keeps up to date. It is replaced whatever
+            it holds, and may have no rows.
+
+    Returns:
+        The record of the export.
+
+    Raises:
+        ExportError: The folder holds something else than an export, or there is nothing to export.
+        WarehouseError: The warehouse cannot be read.
+        StorageError: The tables do not fit together.
+        WriteError: A file cannot be written.
     """
     made_from = build_corpus_record(plan, form)
     if not of_the_lake:
         refuse_foreign(folder)
+
     with replacing(folder) as fresh:
         exported = _ExportedRows(plan, form)
         splits = write_splits(fresh, form.schema, exported.stream())
         if not splits and not of_the_lake:
             raise ExportError(f"{folder}: C* gives no row in the form {form.name}; lower tau_f or add shards, and run")
+
         (fresh / CARD).write_text(_format_card(fresh, plan, form, splits, exported), "utf-8")
         if exported.longest:  # known only now, after all rows were streamed
             made_from["longest"] = exported.longest
+
         return write_record(fresh, splits, made_from)
 
 
@@ -192,11 +212,15 @@ def corpus_settings(plan: Plan, form: ExportForm) -> dict[str, Any]:
 
 
 def build_corpus_record(plan: Plan, form: ExportForm) -> dict[str, Any]:
-    """Return what an export of C* is made from, for its record. Raises WarehouseError.
+    """Collect what an export of C* is made from, to tell later whether it is out of date.
 
-    - settings: what determines the files besides the rows (`corpus_settings`)
-    - inputs: source in the warehouse, such as `ccnet/raw_shards` -> its version
-    - told: the settings that the card shows (`_collect_card_settings`)
+    Returns:
+        A mapping with three entries. `settings` is what determines the files besides the rows. `inputs` has the
+        version of each source in the warehouse, such as `ccnet/raw_shards`. `told` has the settings that the
+        card shows.
+
+    Raises:
+        WarehouseError: The warehouse cannot be read.
     """
     return {
         "settings": corpus_settings(plan, form),
@@ -217,16 +241,21 @@ def _query_source_versions(plan: Plan) -> dict[str, str]:
 
 
 def find_corpus_reasons(plan: Plan, folder: Path, form: ExportForm) -> list[str]:
-    """Return why an exported data set is missing, damaged or out of date; empty if it is up to date.
+    """Find out why an exported data set is missing, damaged or out of date.
 
-    Files are compared with their hashes, the record with what would be exported now.
+    The files are compared with their recorded hashes, and the record with the one that an export would write now.
+
+    Returns:
+        A sentence per reason. The list is empty if the data set is up to date.
     """
     exported = read_exported(folder)
     if exported is None:
         return [f"{folder} is damaged: it has no record"] if folder.exists() else ["never made"]
+
     damaged = list_damaged_beside(folder / RECORD)
     if damaged:
         return [f"{damaged[0]} is missing, or its content is not what was written"]
+
     try:
         record_now = build_corpus_record(plan, form)
     except WarehouseError:  # reported as the warehouse's own reason
@@ -263,14 +292,18 @@ def query_applied_thresholds(plan: Plan) -> dict[str, float]:
 
 
 def _collect_card_settings(plan: Plan) -> dict[str, Any]:
-    """Return the settings that the data set's card shows, as {"sampling.top_p": 1.0, "tools": {...}, ...}.
+    """Collect the settings that the card of the data set shows.
 
-    A model in a folder is shown by the folder's name, without its path.
+    A model in a folder is shown by the name of the folder, without its path.
+
+    Returns:
+        A flat mapping such as {"sampling.top_p": 1.0, "tools": {...}, ...}.
     """
     settings = plan.settings
     # Each is {setting: value}, or {} for the value that earlier releases meant: `determining` leaves it out then.
     markers = determining(settings.model, "markers")
     plain_texts = determining(settings.training, "plain_texts")
+
     return {
         "model": format_model_name(settings.model.name),
         "model identity": fingerprint(dict(plan.model)),
@@ -292,11 +325,12 @@ def _list_lane_settings(lane: Lane) -> list[Any]:
 
 
 def _format_card(folder: Path, plan: Plan, form: ExportForm, splits: Mapping[str, int], exported: _ExportedRows) -> str:
-    """Return the README of an exported data set: YAML header and text, as the Hugging Face hub shows them.
+    """Format the README of an exported data set: a YAML header and a text, as the Hugging Face hub shows them.
 
-    - folder: of the data set, whose data files are written already
-    - splits: name of the split -> number of rows
-    - exported: what was counted while writing
+    Args:
+        folder: The folder of the data set, whose data files are written already.
+        splits: The number of rows per split.
+        exported: The figures that were counted while the rows were written.
     """
     return _format_yaml_header(folder, plan, splits) + CARD_TEXT.substitute(
         title=TITLE,
@@ -319,15 +353,18 @@ def _format_settings_table(plan: Plan) -> str:
 
 
 def _format_yaml_header(folder: Path, plan: Plan, splits: Mapping[str, int]) -> str:
-    """Return the YAML header of the card, which tells the hub the license, languages, size and files of the data set.
+    """Format the YAML header of the card, which tells the hub the license, languages, size and files of the data set.
 
-    splits: name of the split -> number of rows.
+    Args:
+        splits: The number of rows per split.
     """
     codes = query(plan.settings.warehouse, LANGUAGES)["language"]
+
     configs = []
     if splits:
         data_files = [{"split": split, "path": f"{DATA}/{split}-*.parquet"} for split in splits]
         configs.append({"config_name": "default", "data_files": data_files})
+
     return header(
         folder,
         title=TITLE,
@@ -340,18 +377,21 @@ def _format_yaml_header(folder: Path, plan: Plan, splits: Mapping[str, int]) -> 
 
 
 def _format_sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
-    """Return the numbers of rows for the card, such as `train 1,200, heldout 30`.
+    """Format the numbers of rows for the card, such as `train 1,200, heldout 30`.
 
-    Forms of pairs add ` (pairs: no_call 400, rejected_call 830)`; forms that count tokens add `; the longest has 512
-    tokens, tools and marks included`.
+    For a form of pairs, ` (pairs: no_call 400, rejected_call 830)` is added. For a form that counts tokens,
+    `; the longest has 512 tokens, tools and marks included` is added.
     """
     sizes = [f"{split} {rows:,}" for split, rows in splits.items()]
     text = ", ".join(sizes) or "none"
+
     if exported.kinds:
         kinds = [f"{kind} {count:,}" for kind, count in sorted(exported.kinds.items())]
         text += f" (pairs: {', '.join(kinds)})"
+
     if exported.longest:
         text += f"; the longest has {exported.longest:,} tokens, tools and marks included"
+
     return text
 
 
@@ -363,10 +403,14 @@ def _format_tools_table(plan: Plan, exported: _ExportedRows) -> str:
 
 
 def _build_tool_cells(lane: Lane, exported: _ExportedRows, figures: Mapping[str, Any]) -> list[object]:
-    """Return the cells of a tool's line: its settings with tau_f, calls and texts in C*, kept calls, those by chance.
+    """Build the cells of a tool's line in the card.
 
-    tau_f is the threshold by which a call had to lower the loss to be kept; it is null if none could be certified.
-    figures: the row of the query FIGURES about the lane (a tool with its settings).
+    They are the tool's settings with tau_f (by how much a call had to lower the loss to be kept), its calls and
+    texts in C*, its calls that the filter kept, and how many would be kept by chance.
+
+    Args:
+        lane: The tool with its settings.
+        figures: The row of the query FIGURES about this lane. Its tau_f is null if none could be certified.
     """
     tau_f = "none certified" if figures["tau_f"] is None else figures["tau_f"]
     return [

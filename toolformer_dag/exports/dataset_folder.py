@@ -111,9 +111,12 @@ class ParquetFiles:
 
 
 def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Write rows to Parquet files in `folder/data`, named by the rows' column `split`; return the rows per split.
+    """Write rows to Parquet files in `folder/data`, with separate files for each value of their column `split`.
 
-    `train` comes before `heldout`. A split without rows has no file, since `load_dataset` cannot read an empty one.
+    A split without rows gets no file, because `load_dataset` cannot read an empty one.
+
+    Returns:
+        The number of rows per split, with `train` before `heldout`.
     """
     splits = _SplitFiles(folder / DATA, schema)
     for batch in _iter_batches(rows):
@@ -162,13 +165,20 @@ def _group_rows_by_split(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Ma
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder to write to; it replaces `folder` if the block ends without an error.
+    """Provide an empty folder, which replaces another folder if the block ends without an error.
 
-    Call `refuse_foreign` first: what `folder` held is lost. Raises WriteError, and ExportError if another export is
-    writing to `folder`.
+    Call `refuse_foreign` first, because the old content of `folder` is lost.
+
+    Yields:
+        The empty folder to write to.
+
+    Raises:
+        WriteError: A file cannot be written.
+        ExportError: Another export is writing to `folder`.
     """
     folder = folder.resolve()
     lock = folder.with_name(f".{folder.name}.lock")
+
     with locked(lock, wait=False) as alone:
         if not alone:
             raise ExportError(f"{folder} is being written by another export; wait for it, or name another folder")
@@ -178,13 +188,19 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _create_partial_folder(folder: Path, lock: Path) -> Iterator[Path]:
-    """Yield an empty folder that replaces `folder` after the block; remove it and the lock's file in any case.
+    """Provide an empty folder, which replaces `folder` if the block ends without an error.
 
-    Raises WriteError.
+    The lock's file is removed in any case, and so is the new folder if it did not replace the old one.
+
+    Yields:
+        The empty folder to write to.
+
+    Raises:
+        WriteError: A file or folder cannot be written.
     """
     fresh = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)  # left by an export that was killed
         fresh.mkdir()
         yield fresh
         replace_folder(folder, fresh)
@@ -196,14 +212,23 @@ def _create_partial_folder(folder: Path, lock: Path) -> Iterator[Path]:
 
 
 def write_record(folder: Path, rows: Mapping[str, int], made_from: Mapping[str, Any]) -> Exported:
-    """Write the record, the last file of an export, and return it. Raises WriteError.
+    """Write the record of an export, which has to be its last file.
 
-    It holds no time: equal inputs give equal bytes. rows, made_from: as in `Exported`.
+    The record holds no time, so that equal inputs give equal bytes.
+
+    Args:
+        rows: The number of rows per split, as in `Exported`.
+        made_from: The settings and inputs of the export, as in `Exported`.
+
+    Raises:
+        WriteError: The file cannot be written.
     """
     exported = Exported(_hash_files(folder), dict(rows), dict(made_from))
+
     files = {path: [file.size, file.hash] for path, file in exported.files.items()}
     content = {"layout": LAYOUT, "rows": exported.rows, "files": files, "made_from": exported.made_from}
     write_whole(folder / RECORD, seal_record(str(folder), content))
+
     return exported
 
 
@@ -222,7 +247,11 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def read_exported(folder: Path) -> Exported | None:
-    """Return the record of an exported folder; None if it is missing, damaged or of another layout."""
+    """Read the record of an exported folder.
+
+    Returns:
+        The record, or None if it is missing, damaged or has another layout.
+    """
     try:
         content = unseal_record((folder / RECORD).read_bytes())
         if content["layout"] != LAYOUT:
@@ -234,32 +263,42 @@ def read_exported(folder: Path) -> Exported | None:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise ExportError if an export into `folder` would overwrite something that no export wrote.
+    """Check that an export into a folder would only overwrite files of an earlier export.
 
-    The folder may be missing, empty, or hold exactly the files of an earlier export with an unedited card.
+    The folder may be missing or empty. Otherwise it may only hold files that an export wrote, and its card
+    (README) must not have been edited.
+
+    Raises:
+        ExportError: The folder holds something else, or is a file.
     """
     is_empty = folder.is_dir() and not any(folder.iterdir())
     if not folder.exists() or is_empty:
         return
+
     if not folder.is_dir():
         raise ExportError(f"{folder} is a file; name a folder")
+
     reason = _find_foreign_content(folder)
     if reason:
         raise ExportError(f"{reason}; name another folder, or move it away")
 
 
 def _find_foreign_content(folder: Path) -> str | None:
-    """Return what in a folder no export wrote, for the message; None if there is nothing else.
+    """Look in a folder for content that no export wrote.
 
-    It has no record of an export, holds a file that the record does not list, or its card (README) was edited.
+    Returns:
+        A description of the content for the error message: the folder has no record of an export, holds a
+        file that the record does not list, or its card (README) was edited. None if there is no such content.
     """
     exported = read_exported(folder)
     if exported is None:
         return f"{folder} is not empty, and no export wrote it"
+
     names = _files(folder).keys()
     foreign = sorted(names - exported.files.keys() - {RECORD})
     if foreign:
         return f"{folder} holds {foreign[0]}, which no export wrote"
+
     if CARD in names and _is_edited(folder / CARD, exported.files[CARD]):
         return f"{folder / CARD} was edited since it was exported"
     return None
@@ -294,10 +333,14 @@ def header(
     configs: Sequence[Mapping[str, Any]],
     task: str | None,
 ) -> str:
-    """Return the YAML header of a card, which `load_dataset` and the hub read.
+    """Build the YAML header of a card, which `load_dataset` and the Hugging Face hub read.
 
-    folder: of the data set, whose data files are written already. languages: codes such as `en`. task: the hub's name.
-    configs: those that have files, as `load_dataset` reads them. rows: of all files.
+    Args:
+        folder: The folder of the data set, whose data files are written already.
+        languages: Language codes such as "en".
+        rows: The number of rows of all files.
+        configs: The configurations that have files, in the form of `load_dataset`.
+        task: The hub's name of the task, such as "text-generation".
     """
     from huggingface_hub import DatasetCardData
 
@@ -332,9 +375,10 @@ def _choose_size_category(rows: int) -> str:
 
 
 def format_columns_table(schema: pa.Schema) -> str:
-    """Return a Markdown table of the columns with their comments, which also describe the fields of structs and lists.
+    """Format a Markdown table of columns with their types and meanings.
 
-    Every column needs a `comment` in its metadata.
+    The meaning is the `comment` in the column's metadata, which every column must have. For a struct or list it
+    also describes the fields.
     """
     rows = []
     for field in schema:

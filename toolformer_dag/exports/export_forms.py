@@ -127,16 +127,21 @@ def _iter_text_rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
 
 
 def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -> ExportForm:
-    """Return the form of token sequences for training, in which tokens of results have the label -100.
+    """Define the export form of token sequences for training, where results of tools are not learned.
 
-    A text of more than `sequence_length` tokens becomes several rows, each beginning with the last token of the row
-    before. tokenizer: its name for people.
+    Tokens of results have the label -100, which training ignores. A text of more than `sequence_length` tokens
+    becomes several rows. Each begins with the last token of the row before.
+
+    Args:
+        tokenizer: The name of the tokenizer for people.
     """
     about = (
         f"Tokens are those of {tokenizer}, at most {sequence_length:,} in a row. Results have the label -100: a tool\n"
         "writes them, so the model need not learn to. The paper does predict them (`--form text`)."
     )
+
     tokenizer_identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
+
     return ExportForm(
         name="masked",
         schema=_build_masked_schema(tokenizer),
@@ -161,16 +166,18 @@ def _build_masked_schema(tokenizer: str) -> pa.Schema:
 
 
 def _iter_masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a text with calls: windows of at most `sequence_length` tokens, each with its labels.
+    """Split a text with calls into rows of at most `sequence_length` tokens with labels.
 
-    A label is the token itself, or -100 for a token in the result of a call, which trainers leave out of the loss.
+    A label is the token itself, or -100 if the token is in the result of a call. Training ignores such labels.
     """
     from toolformer_dag.training.sequences import windows
 
     [tokens] = encoding.with_calls([text.text])
     labels = _build_labels(tokens, text, encoding.markers)
+
     id_windows = windows(_with_ends(encoding, tokens.ids), sequence_length)
     label_windows = windows(_with_ends(encoding, labels), sequence_length)
+
     for number, (window_ids, window_labels) in enumerate(zip(id_windows, label_windows, strict=True)):
         yield {
             "input_ids": window_ids,
@@ -214,17 +221,21 @@ def find_result_spans(text: CorpusText, markers: CallMarkers = PAPER_MARKERS) ->
 
 
 def _mark_tokens_in_spans(starts: NDArray[np.int32], length: int, spans: Sequence[TextSpan]) -> NDArray[np.bool_]:
-    """Return for each token whether it holds a character of a span.
+    """Mark the tokens of which at least one character is in a span.
 
-    starts: the character at which each token begins. length: the characters of the text.
+    Args:
+        starts: For each token, the index of its first character in the text.
+        length: The number of characters of the text.
     """
     # A token ends where the next begins. Several tokens of one character begin at that character and hold it all:
     # for starts 0, 2, 2, 5 in a text of 8 characters the ends are 2, 3, 5, 8.
     ends = np.maximum(np.append(starts[1:], length), starts + 1)
+
     within = np.zeros(len(starts), np.bool_)
     for span in spans:
         if span.start < span.end:
             within |= (starts < span.end) & (ends > span.start)
+
     return within
 
 
@@ -254,12 +265,14 @@ ABOUT_PREFERENCES = (
 
 
 def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS) -> ExportForm:
-    """Return the form of pairs of texts, a better and a worse one, for DPO and similar training.
+    """Define the export form of pairs of a better and a worse text, for DPO and similar training.
 
-    - tau_f: lane (a tool with its settings) -> the threshold that its calls were kept by
-    - markers: the texts around a call, such as `[` and `]`
+    Args:
+        tau_f: For each lane (a tool with its settings) the threshold by which the filter kept its calls.
+        markers: The strings with which calls begin and end, such as `[` and `]`.
     """
     thresholds = dict(tau_f)
+
     return ExportForm(
         name="preference",
         schema=PREFERENCES,

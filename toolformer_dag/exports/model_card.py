@@ -33,18 +33,24 @@ NO_FIGURES = "Only what stands under Figures and Evaluation was measured; safety
 
 
 def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.DataFrame | None) -> None:
-    """Replace the last part of a card, the figures of evaluation; do nothing in a folder without a whole card.
+    """Replace the last part of a card, the figures of evaluation. Do nothing in a folder without a whole card.
 
-    accuracy: a row per benchmark. perplexity: a row per source and condition. Either is None if it was not measured.
-    Raises WriteError.
+    Args:
+        accuracy: A row per benchmark. None if accuracy was not measured.
+        perplexity: A row per source and condition. None if perplexity was not measured.
+
+    Raises:
+        WriteError: The card cannot be written.
     """
     card = read_card(folder)
     if card is None:
         return
+
     text = card.partition(EVALUATION)[0]
     sections = _format_evaluation_sections(accuracy, perplexity)
     if sections:
         text += EVALUATION + "\n" + "\n".join(sections)
+
     write_card(folder, text)
 
 
@@ -66,9 +72,13 @@ def _format_section(title: str, rows: pl.DataFrame) -> str:
 def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:
     """Write the card (README.md) of a trained checkpoint into its folder, without figures of evaluation.
 
-    - choosing: the number of held-out texts that chose the step of the checkpoint
+    Args:
+        choosing: The number of held-out texts that chose the step of the checkpoint.
 
-    Raises MissingPart, DamagedPart, WriteError.
+    Raises:
+        MissingPart: A part of a table that is read does not exist.
+        DamagedPart: A part of a table that is read is damaged.
+        WriteError: The card cannot be written.
     """
     folder = checkpoint_folder(plan.settings, name)
     record = unseal_record((folder / RECORD).read_bytes())  # the settings and data that the checkpoint was trained with
@@ -231,12 +241,13 @@ def _describe_training_limit(texts: TextsOfCalls) -> str:
 
 
 def _describe_decoding_limit(rules: DecodingSettings) -> str:
-    """Return how many calls and which chains an answer may have, as a sentence."""
+    """Describe in a sentence how many calls and which chains an answer may have."""
     calls = "one call" if rules.calls == 1 else f"up to {rules.calls} calls"
     if rules.depth == 1:
         chains = "no chained calls, and no second look at results"
     else:
         chains = f"chains of up to {rules.depth} calls"
+
     is_as_in_paper = rules.calls == 1 and rules.depth == 1
     comparison = ", as in the paper" if is_as_in_paper else "; the paper has one call and no chain"
     return f"An answer has {calls}, {chains}{comparison} (`decoding.calls`, `decoding.depth`)."

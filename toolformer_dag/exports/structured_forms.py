@@ -34,10 +34,13 @@ INSTRUCTION = "Continue the text. Call a tool where its result helps to write wh
 
 
 def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> ExportForm:
-    """Return the form of conversations with structured calls: `messages` and `tools`, as chat templates take them.
+    """Define the export form of conversations with structured calls.
 
-    The user's message is made up. lanes: the tools with their settings. encoding: counts the tokens of messages and
-    tools written as JSON.
+    Its columns `messages` and `tools` are what chat templates expect. The user's message is made up.
+
+    Args:
+        lanes: The tools with their settings.
+        encoding: Counts the tokens of the messages and tools, written as JSON.
     """
     conversations = _ChatRows(lanes, encoding)
     schema = pa.schema(
@@ -48,6 +51,7 @@ def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> ExportForm:
             *ORIGIN,
         ]
     )
+
     return ExportForm(
         name="chat",
         schema=schema,
@@ -83,12 +87,15 @@ class _ChatRows:
 
 
 def functions_form(lanes: Sequence[Lane]) -> ExportForm:
-    """Return the form of public function-calling sets, a row per kept call: query, tools, answers, as JSON text.
+    """Define the export form of public function-calling data sets, with a row per kept call.
 
-    The query is the text before the call, so it is a context and no question. lanes: the tools with their settings.
+    A row holds a query, the tools and the answers as JSON. The query is the text before the call, so it is
+    not a question.
     """
     tools = [_build_function(lane)["function"] for lane in lanes]  # each {name, description, parameters}
+
     about = "A row per kept call: the text before it, the tools, and the call as JSON. Texts without calls have no row."
+
     return ExportForm(
         name="functions",
         schema=_build_functions_schema(),
@@ -117,9 +124,11 @@ def _build_functions_schema() -> pa.Schema:
 def _iter_function_rows(
     text: CorpusText, *, tools_json: str, schemas: Mapping[str, Schema]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield a row per call of a text: the text before it as `query`, the call as `answers`.
+    """Convert each call of a text to a row: the text before it becomes `query`, the call becomes `answers`.
 
-    tools_json: the declared functions, as JSON. schemas: of the arguments, by the tool's name in the text.
+    Args:
+        tools_json: All tools as JSON.
+        schemas: The schemas of the arguments, by the tool's name in the text.
     """
     for call in text.calls:
         answer = {"name": _to_function_name(call.name), "arguments": _parse_call_arguments(call, schemas)}
@@ -150,28 +159,36 @@ def _parse_call_arguments(call: ScoredCall, schemas: Mapping[str, Schema]) -> di
 
 
 def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyType({})) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a text: the user's message begins it, the assistant's continue it with its calls.
+    """Convert a text with calls to the messages of a conversation.
 
-    "Ada had 12 apples and 30 pears, 42 in all." with a call before `42` gives the messages
+    The user's message holds the beginning of the text. The assistant continues it and makes the calls.
 
-        user: INSTRUCTION and "Ada had 12 apples and 30 pears, "
-        assistant: "", with the call Calculator(input="12 + 30")
-        tool: "42"
-        assistant: "42 in all."
+    Args:
+        schemas: The JSON schemas of the arguments, by the tool's name in the text.
 
-    schemas: the tool's name in the text -> the JSON schema of its arguments.
+    Example:
+        "Ada had 12 apples and 30 pears, 42 in all." with a call before `42` becomes
+
+            user: INSTRUCTION and "Ada had 12 apples and 30 pears, "
+            assistant: "", with the call Calculator(input="12 + 30")
+            tool: "42"
+            assistant: "42 in all."
     """
     position = _find_end_of_question(text)
     yield {"role": "user", "content": INSTRUCTION + text.plain[:position]}
+
     call_count = 0
     for calls in _group_parallel_calls(text.calls):
         calls_offset = calls[0].offset  # the same for all calls of a group
         tool_calls = _build_calls_of_message(calls, schemas, first_number=call_count)
+
         before_calls = text.plain[position:calls_offset]
         yield {"role": "assistant", "content": before_calls, "tool_calls": tool_calls}
         yield from _iter_tool_messages(calls, tool_calls)
+
         position = calls_offset
         call_count += len(calls)
+
     yield {"role": "assistant", "content": text.plain[position:]}
 
 
@@ -188,7 +205,12 @@ def _find_middle_space(text: str) -> int:
 def _iter_tool_messages(
     calls: Sequence[ScoredCall], tool_calls: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the messages with the results of calls. tool_calls: the same calls in the assistant's message."""
+    """Build the tool messages with the results of calls.
+
+    Args:
+        calls: The calls with their results.
+        tool_calls: The same calls in the form of the assistant's message.
+    """
     for call, tool_call in zip(calls, tool_calls, strict=True):
         yield {
             "role": "tool",
@@ -215,9 +237,9 @@ def _build_tool_call(call: ScoredCall, schemas: Mapping[str, Schema], number: in
 
 
 def _group_parallel_calls(calls: Sequence[ScoredCall]) -> list[list[ScoredCall]]:
-    """Return the calls of a text in groups that may be made at once.
+    """Group the calls of a text into calls that may be made at once.
 
-    The calls of a group have the same offset, and none needs the result of another.
+    The calls of a group are at the same place, and none uses the result of another.
     """
     groups: list[list[ScoredCall]] = []
     for call in calls:
@@ -242,11 +264,12 @@ def _split_into_words(text: str) -> set[str]:
 
 
 def _build_function(lane: Lane) -> dict[str, Any]:
-    """Return a tool as chat templates take it: {"type": "function", "function": {name, description, parameters}}.
+    """Describe a tool in the form of chat templates: {"type": "function", "function": {name, description, parameters}}.
 
-    parameters: the JSON schema of its arguments. A tool without a schema has a single argument, `input`.
+    The parameters are the JSON schema of the tool's arguments. A tool without a schema has a single argument, `input`.
     """
     only_input = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
     function = {
         "name": _to_function_name(lane.tool.name),
         "description": lane.tool.about,

@@ -62,15 +62,18 @@ class Verification:
 
 
 def verify_files(plan: Plan) -> Verification:
-    """Check all files of a project and its shards; touch damaged files, so that the next run looks at them.
+    """Check all files of a project and its shards.
 
-    In an object store damaged files are set aside. Models, passages and other files that users supply are not covered.
+    A damaged file is touched, so that the next run looks at it. In an object store it is set aside. Models, passages
+    and other files that users supply are not checked.
     """
     written = list(_verify_written_files(plan))
     verification = _build_verification([*written, *_verify_shards(plan)])
+
     for file in written:
         if file.reason is not None:
             _mark_damaged(plan.lake, file)
+
     return verification
 
 
@@ -92,15 +95,19 @@ def _mark_damaged(lake: Lake, file: CheckedFile) -> None:
 
 
 def verify_folder(folder: Path) -> Verification:
-    """Check every file of an exported data set, a checkpoint or an index against the record in its folder.
+    """Check the files of an exported data set, a checkpoint or an index against the record in its folder.
 
-    The folder may be anywhere. Raises UserError if it holds no such record.
+    The folder may be anywhere.
+
+    Raises:
+        UserError: The folder holds no such record.
     """
     records = [folder / name for name in FOLDER_RECORDS if os.path.lexists(folder / name)]
     if not records:
         raise UserError(
             f"{folder} holds none of {', '.join(FOLDER_RECORDS)}; name the folder of an export, a model or an index"
         )
+
     files: list[CheckedFile] = []
     for record in records:
         files += _verify_recorded_files(record)
@@ -168,17 +175,19 @@ def _verify_pins(lake: Lake) -> Iterator[CheckedFile]:
 
 
 def _verify_pin(lake: Lake, path: Path) -> CheckedFile:
-    """Return a pin (the record of the commit at which a hub data set is read) with its size and its damage, if any.
+    """Check a pin: the record of the commit at which a data set of the hub is read.
 
     A pin that cannot be read has the size 0, and counts as damaged.
     """
     content = b""
     reason = None
+
     try:
         content, _version = lake.storage.read(path)
         unseal_record(content)  # raises ValueError for a damaged record
     except (OSError, ValueError):
         reason = NOT_WRITTEN
+
     return CheckedFile(path, len(content), reason)
 
 
@@ -190,12 +199,13 @@ def _verify_recorded_files(record: Path) -> Iterator[CheckedFile]:
 
 
 def _list_index_folders(plan: Plan) -> list[Path]:
-    """Return the folders of the tools' indexes, each once; an index that was not built yet is left out."""
+    """List the folders of the tools' indexes, each once. An index that was not built yet is left out."""
     folders: list[Path] = []
     for lane in plan.lanes:
         options = lane.tool.options
         if not isinstance(options, RetrievalOptions):
             continue
+
         folder = options.folder()
         if folder.is_dir() and folder not in folders:
             folders.append(folder)
@@ -212,7 +222,7 @@ def _verify_warehouse(plan: Plan) -> Iterator[CheckedFile]:
 def _verify_shards(plan: Plan) -> Iterator[CheckedFile]:
     """Check each shard file (a file of input texts) that a run has read against its hash in the table `raw_shards`.
 
-    Shards of other kinds than local files are left out.
+    Shards that are not local files are left out.
     """
     raw = plan.lake.table(NAME)
     for name, file in plan.shards.items():
@@ -232,14 +242,23 @@ def _verify_shard(plan: Plan, file: ShardFile, pointer: Pointer) -> CheckedFile:
 
 
 def _find_shard_damage(plan: Plan, file: ShardFile, pointer: Pointer) -> str | None:
-    """Return the damage of a shard file, None if it is whole or was replaced on purpose. Raises OSError.
+    """Find the damage of a shard file.
 
-    pointer: to the rows that were read from it.
+    Args:
+        pointer: Points to the rows that were read from the file.
+
+    Returns:
+        A description of the damage. None if the file is whole or was replaced on purpose.
+
+    Raises:
+        OSError: The file cannot be read.
     """
     if stream_hash(file.path) == pointer.record[CONTENT]:  # whole: its content is what was read
         return None
+
     if pointer.record["inputs"] == file.stamp():
         return "its content changed since it was read, its size and time did not"
+
     # Somebody replaced the file, so the content may differ; but where rows were read, it must be readable.
     return _explain_unreadable(plan, file) if pointer.rows else None
 

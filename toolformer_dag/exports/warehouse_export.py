@@ -41,17 +41,26 @@ TITLE = "Toolformer: every proposed call, scored"
 
 
 def export_warehouse(database: Path, folder: Path, license: str, views: str) -> Exported:
-    """Replace `folder` by the tables of the warehouse, each a config of the data set, with a card and a record.
+    """Export the tables of the warehouse as a data set with a config per table, a card and a record.
 
-    Comments of tables and columns are in the metadata of the Arrow schemas. views: the SQL of the views, as
-    `build_views_sql` returns it, for `load.sql`, which makes the warehouse again. Raises WarehouseError, ExportError,
-    WriteError.
+    The comments of tables and columns are in the metadata of the Arrow schemas.
+
+    Args:
+        folder: The folder to be replaced.
+        views: The SQL of the views, as `build_views_sql` returns it. It becomes a part of `load.sql`, which creates
+            the warehouse again.
+
+    Raises:
+        WarehouseError: The warehouse cannot be read.
+        ExportError: The folder holds something else than an export, or another export is writing to it.
+        WriteError: A file cannot be written.
     """
     refuse_foreign(folder)
     with open_warehouse(database) as connection, replacing(folder) as fresh:
         tables = [_write_table(table, fresh) for table in iter_tables_to_export(connection)]
         (fresh / "load.sql").write_text(_build_load_sql(connection, tables, views), "utf-8")
         (fresh / CARD).write_text(_format_card(fresh, tables, license), "utf-8")
+
         row_counts = {table.name: table.rows for table in tables}
         made_from = {"settings": {"license": license}, "inputs": _query_versions(connection)}
         return write_record(fresh, row_counts, made_from)

@@ -84,15 +84,21 @@ def corpus_texts(
     preferences: bool = False,
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[CorpusText]:
-    """Yield the texts of C* with their calls, in the order of (digest, segment).
+    """Read the texts of C* (the corpus to finetune on) with their calls.
 
-    connection: a database with the tables of the warehouse.
-    tool_names: key of the lane (a tool with its settings) -> the tool's name in texts, such as
-        {"calculator": "Calculator"}. Calls of other lanes are left out.
-    preferences: also read what preference pairs need (`least_helpful`).
-    markers: what calls begin and end with in C*, the corpus to finetune on.
+    Args:
+        connection: A database with the tables of the warehouse.
+        tool_names: For each lane (a tool with its settings) the name of its tool in texts, such as
+            {"calculator": "Calculator"}. A text with calls of other lanes is an error.
+        preferences: Whether to fill `least_helpful` too, which only preference pairs need.
+        markers: The strings with which calls begin and end in C*.
 
-    Raises duckdb.Error, and StorageError if the texts hold other calls than the filter kept.
+    Yields:
+        The texts, sorted by the digest of their document and their number in it (`segment`).
+
+    Raises:
+        duckdb.Error: A query fails.
+        StorageError: A text holds other calls than the filter kept, because one of the tables is older.
     """
     run_sql(connection, SQL, {"preferences": preferences})  # makes the temporary tables that TEXTS reads
     for batch in connection.sql(TEXTS).to_arrow_reader(BATCH):
@@ -101,16 +107,19 @@ def corpus_texts(
 
 
 def _build_corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
-    """Return the text of a row of the query TEXTS, a text of the corpus to finetune on, with its calls.
+    """Convert a row of the query TEXTS to a text with its calls.
 
-    It also has, for each tool and position, the single call that lowers the loss least, for preference pairs. Raises
-    StorageError if the text holds other calls than the filter kept: one of the tables is older.
+    Raises:
+        StorageError: The text holds other calls than the filter kept, because one of the tables is older.
     """
     try:
         calls = _parse_calls_in_text(row, tool_names, markers)
     except (KeyError, ValueError) as error:
         raise _build_other_calls_error(row, error) from error
+
+    # For preference pairs: the call that lowers the loss least, for each tool and position.
     least_helpful = _iter_scored_calls(row["least_helpful"], row["offset"], tool_names)
+
     return CorpusText(
         digest=row["digest"],
         segment=row["segment"],
@@ -135,16 +144,23 @@ def _build_other_calls_error(row: Mapping[str, Any], reason: Exception) -> Stora
 def _parse_calls_in_text(
     row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers
 ) -> list[ScoredCall]:
-    """Parse the calls out of a text, and return them with their losses, in the order of the text.
+    """Find the calls in a text, and look up their losses.
 
-    row: of the query TEXTS, with the text with and without calls, the kept calls and their number. Raises KeyError for
-    a call that was not kept; ValueError if another number of calls is found, or if the text without them differs from
-    the row's text without calls.
+    Args:
+        row: A row of the query TEXTS. It has the text with and without calls, the kept calls and their number.
+
+    Returns:
+        The calls in the order of the text.
+
+    Raises:
+        KeyError: The text holds a call that was not kept.
+        ValueError: The number of calls is another, or the text without them is not the row's text without calls.
     """
     text_with_calls = row["text_with_calls"]
     names = tool_names.values()
     kept_call_at = _map_places_to_calls(_iter_scored_calls(row["kept"], row["offset"], tool_names))
     calls = [kept_call_at[placed_call] for placed_call in placed_calls(text_with_calls, names, markers)]
+
     has_all_calls = len(calls) == row["calls"]
     if not has_all_calls or take_out(text_with_calls, names, markers) != row["text"]:
         raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
@@ -159,25 +175,31 @@ def _map_places_to_calls(calls: Iterable[ScoredCall]) -> dict[PlacedCall, Scored
 def _iter_scored_calls(
     structs: Collection[Mapping[str, Any]] | None, text_offset: int, tool_names: Mapping[str, str]
 ) -> Iterator[ScoredCall]:
-    """Yield the calls of a list of structs, as corpus_texts.sql makes them; each call of a chain by itself.
+    """Convert the calls that the query collected for a text.
 
-    structs: a struct per scored call or chain (calls that follow each other at one place); None if the text has none.
-    tool_names: key of the lane (a tool with its settings) -> the tool's name in texts; structs of other lanes are left
-    out. text_offset: the character of the document at which the text begins.
+    A struct stands for a single call or for a chain (several calls in a row at one place). Each call of a
+    chain is yielded by itself.
+
+    Args:
+        structs: The structs, as corpus_texts.sql builds them. None if the text has no calls.
+        text_offset: The character of the document at which the text begins.
+        tool_names: For each lane (a tool with its settings) the tool's name in texts. Other lanes are skipped.
     """
     for struct in structs or ():
         lane = struct["tool"]
         if lane not in tool_names:
             continue
+
         links = parse_chain(struct["chain"])
         if not links:  # a single call
             links = [ChainLink(tool_names[lane], struct["input"], struct["result"])]
+
         for link in links:
             yield _build_scored_call(struct, link, text_offset)
 
 
 def _build_scored_call(struct: Mapping[str, Any], link: ChainLink, text_offset: int) -> ScoredCall:
-    """Return one call of a scored call or chain, with the losses of the whole."""
+    """Build one call of a struct. Each call of a chain gets the losses that were measured for the whole chain."""
     return ScoredCall(
         tool=struct["tool"],
         name=link.tool,
@@ -198,40 +220,53 @@ def _build_scored_call(struct: Mapping[str, Any], link: ChainLink, text_offset: 
 def iter_preference_pairs(
     text: CorpusText, tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[dict[str, Any]]:
-    """Yield preference pairs, as DPO trains on: two continuations of a text, of which one was measured to be better.
+    """Form pairs of a better and a worse continuation of a text, for training with DPO.
 
-    A pair has `prompt`, `chosen`, `rejected`, `kind`, `margin` (nats), `chosen_call` and `rejected_call`. Kinds:
-    - rejected_call: after "It is", " [Calculator(84 / 7) -> 12] 12 weeks" is chosen over
-      " [Calculator(84 - 7) -> 77] 12 weeks". The kept call is better than a rejected one.
-    - no_call: after "It is", " late" is chosen over " [Calculator(1 + 1) -> 2] late". No call was kept, and this one
-      hurts; `chosen_call` is None.
-    The rejected call is the least helpful one at its position. Positions with a kept chain, several kept calls at one
-    place, give no pair.
+    There are two kinds of pairs:
+    - rejected_call: The kept call is better than a rejected one. After "It is",
+      " [Calculator(84 / 7) -> 12] 12 weeks" is chosen over " [Calculator(84 - 7) -> 77] 12 weeks".
+    - no_call: No call was kept, and the rejected one does harm. After "It is", " late" is chosen over
+      " [Calculator(1 + 1) -> 2] late".
 
-    tau_f: key of the lane (a tool with its settings) -> the least delta (by how many nats a call lowers the loss) of a
-        kept call.
+    The rejected call is the least helpful one at its position. A position where several calls were kept gives no pair.
+
+    Args:
+        tau_f: For each lane (a tool with its settings) the threshold of its filter: the least delta of a kept call,
+            which is by how many nats the call lowers the loss.
+
+    Yields:
+        Mappings with `prompt`, `chosen`, `rejected`, `kind`, `margin` (in nats), `chosen_call` (None for no_call)
+        and `rejected_call`.
     """
     kept_calls_at = Counter(call.offset for call in text.calls)
     kept_call_at = {call.offset: call for call in text.calls}
+
     for least_helpful in text.least_helpful:
         offset = least_helpful.offset
         if kept_calls_at[offset] > 1:  # a chain, or calls of two tools
             continue
+
         kept_call = kept_call_at.get(offset)
         if _is_worse(least_helpful, kept_call, tau_f[least_helpful.tool]):
             yield _build_preference_pair(text.plain, least_helpful, kept_call, markers)
 
 
 def _is_worse(least_helpful: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> bool:
-    """Return whether a call is worse than what was kept at its position, so that the two make a preference pair.
+    """Check whether a call is so much worse than what was kept at its position that the two make a preference pair.
 
-    - If a call was kept: whether `least_helpful` is another call of the same tool, and was rejected: its delta, by how
-      many nats it lowers the loss, is below the threshold tau_f.
-    - If none was kept: whether `least_helpful` raises the loss over no call, by tau_f or more.
+    - If a call was kept there, the other call must be a different call of the same tool, and must have been
+      rejected: its delta (by how many nats it lowers the loss) is below the threshold.
+    - If no call was kept there, the call must raise the loss by at least the threshold.
+
+    Args:
+        least_helpful: The call that may be worse.
+        kept_call: The call kept at its position, or None.
+        tau_f: The threshold of the filter, in nats.
     """
     if kept_call is None:
         harm = least_helpful.loss_result - least_helpful.loss_empty
         return harm > 0 and harm >= tau_f  # tau_f may be 0
+
     is_same_call = (least_helpful.input, least_helpful.result) == (kept_call.input, kept_call.result)
     return least_helpful.tool == kept_call.tool and least_helpful.delta < tau_f and not is_same_call
 
@@ -239,11 +274,15 @@ def _is_worse(least_helpful: ScoredCall, kept_call: ScoredCall | None, tau_f: fl
 def _build_preference_pair(
     plain: str, rejected: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers
 ) -> dict[str, Any]:
-    """Return a preference pair: a text that goes on with a better and with a worse call at the same place.
+    """Build a preference pair: a text that goes on with a better and with a worse call at the same place.
 
-    plain: the text without calls. rejected: the worse call. kept_call: the better call; None to go on without a call.
+    Args:
+        plain: The text without calls.
+        rejected: The worse call.
+        kept_call: The better call. None if it is better to go on without a call.
 
-    `margin` is by how many nats the loss after the rejected continuation is higher.
+    Returns:
+        The fields of the pair. `margin` is by how many nats the loss after the rejected call is higher.
     """
     rest = plain[rejected.offset :]
     if kept_call is None:
@@ -256,6 +295,7 @@ def _build_preference_pair(
         chosen = kept_call.written(markers) + rest
         chosen_loss = kept_call.loss_result
         chosen_call = asdict(kept_call)
+
     return {
         "prompt": plain[: rejected.offset],
         "rejected": rejected.written(markers) + rest,

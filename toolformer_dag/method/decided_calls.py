@@ -26,11 +26,12 @@ DECIDED_SCHEMA = pl.Schema(
 
 
 def decided_table(sources: Sequence[str]) -> WarehouseTable:
-    """Describe an input of the warehouse: the rows from which the column `reason` of its table `decisions` is filled.
+    """Describe an input of the warehouse: the rows that say why a scored call was not kept.
 
-    They say why a scored call was not kept. No table of this name is created in the warehouse itself.
+    They fill the column `reason` of the table `decisions`. The warehouse itself has no table of this name.
 
-    sources: the tables of the lake that hold the rows, such as "calculator/decided_calls".
+    Args:
+        sources: The tables of the lake that hold the rows, such as "calculator/decided_calls".
     """
     return WarehouseTable(
         name=DECIDED,

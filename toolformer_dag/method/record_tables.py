@@ -103,18 +103,23 @@ class RejectionKey(NamedTuple):
 def record_rows(
     records: Records, versions: Mapping[str, str], lanes: Mapping[str, str], named: Mapping[str, str]
 ) -> dict[str, pl.DataFrame]:
-    """Return the rows of the warehouse's tables that follow from records: name of the table -> frame.
+    """Build the rows of those tables of the warehouse that follow from records.
 
     A record says what a part of a lake table (the rows of a shard) was made from.
 
-    records: name of the lake table -> records of its parts.
-    versions: the data version of every source, by its name.
-    lanes: the key of each lane (a tool with its settings) -> the tool's name in the text.
-    named: settings that determine no rows, but are shown, as name -> value.
+    Args:
+        records: For each lake table, the records of its parts.
+        versions: The data version of every source, by its name.
+        lanes: For each lane (a tool with its settings), the tool's name in the text.
+        named: The values of settings that determine no rows, but are shown.
+
+    Returns:
+        The rows by the name of the table.
     """
     records_of_all_tables = chain.from_iterable(records.values())
     lane_rows = _build_filter_rules(records, lanes)  # dicts with the columns of both LANES and FILTER_RULES
     setting_rows = _build_setting_rows(records, named)
+
     return {
         SOURCES.name: pl.DataFrame(list(versions.items()), SOURCES.schema, orient="row"),
         REJECTIONS.name: _sum_rejections(records_of_all_tables),
@@ -135,16 +140,18 @@ def _build_setting_rows(records: Records, named: Mapping[str, str]) -> list[Made
 
 
 def _build_filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a row per lane (a tool with its settings): tool, name, round, and its threshold (`filter_rule`).
+    """Build a row per lane (a tool with its settings): its tool, name and round, and its threshold (`filter_rule`).
 
-    It is the threshold that the published calls were filtered with, even if the settings have changed since, and
-    missing if calls were not filtered yet.
+    The threshold is the one by which the published calls were filtered, even if the settings have changed since.
+    It is missing if calls were not filtered yet.
 
-    lanes: key of the lane -> the tool's name in the text.
+    Args:
+        lanes: For each lane, the tool's name in the text.
     """
     rows = []
     for lane, tool_name in lanes.items():
         row: dict[str, Any] = {"tool": lane, "name": tool_name, "round": round_of(lane)}
+
         filter_records = records.get(f"{lane}/filtered_calls", ())
         if filter_records:
             row |= filter_rule(filter_records[0])
@@ -153,9 +160,9 @@ def _build_filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict
 
 
 def _sum_rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """Add up the rejections in the records of all parts: a row per stage, tool, shard and reason (REJECTIONS).
+    """Add up the rejections in the records of all parts, as a row per stage, tool, shard and reason (REJECTIONS).
 
-    Stages for single calls and for chains write the same `stage` into their records, and are counted together.
+    The stages for single calls and for chains have the same `stage` in their records, and are counted together.
     """
     counts = Counter[RejectionKey]()
     for record in records:
@@ -164,14 +171,15 @@ def _sum_rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
                 stage=record["stage"], tool=record["tool"], shard=counted["shard"], reason=counted["reason"]
             )
             counts[rejection] += counted["count"]
+
     rows = [(*rejection, count) for rejection, count in counts.items()]
     return pl.DataFrame(rows, REJECTIONS.schema, orient="row")
 
 
 def _build_made_with_rows(record: Mapping[str, Any]) -> list[MadeWith]:
-    """Return a row per setting in a record, nested ones by dotted path: sampling.temperature -> "0.8".
+    """Build a row per setting in a record. Nested settings get a dotted path, such as sampling.temperature -> "0.8".
 
-    Other values than text are written as JSON. The fingerprint of columns is left out.
+    Values other than text are written as JSON. The fingerprint of the columns is left out.
     """
     rows = []
     for setting, value in flat(record["settings"]):
@@ -183,14 +191,16 @@ def _build_made_with_rows(record: Mapping[str, Any]) -> list[MadeWith]:
 
 
 def filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a record of filtered_calls says of its threshold tau_f, the least delta of a kept call.
+    """Read the threshold tau_f (the least delta of a kept call) from a record of filtered_calls.
 
-    - `{"tau_f": 0.5}` if the settings have it as a number; `{"tau_f": None}` if the record does not say it
-    - `{"tau_f": 0.7, "by_chance": 0.1, "verdict": ...}` if it was chosen so that at most a share of 0.1 of the kept
-      calls is kept by chance (a false discovery rate): then it is among the record's inputs
+    Returns:
+        - `{"tau_f": 0.5}` if the settings have it as a number, and `{"tau_f": None}` if the record does not say it.
+        - `{"tau_f": 0.7, "by_chance": 0.1, "verdict": ...}` if it was chosen so that at most a share of 0.1 of the
+          kept calls is kept by chance (a false discovery rate). Then it is among the record's inputs.
     """
     threshold_by_chance: dict[str, Any] | None = record.get("inputs", {}).get(THRESHOLD)
     if threshold_by_chance:
         return threshold_by_chance
+
     threshold_of_settings = record.get("settings", {}).get("tau_f")
     return {"tau_f": threshold_of_settings}

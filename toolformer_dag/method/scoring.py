@@ -47,14 +47,18 @@ class ScoreError(UserError):
 
 
 def refuse(score: str) -> None:
-    """Raise ScoreError unless `score` is an SQL expression over the columns NUMBERS of a single call.
+    """Check that a score is an SQL expression over the columns NUMBERS of a single call.
 
-    "delta - 0.1 * cost" is one; a sum over calls, or an unknown column, is none.
+    "delta - 0.1 * cost" is valid. A sum over several calls is not, nor is an unknown column.
+
+    Raises:
+        ScoreError: The expression is not valid.
     """
     # DuckDB tries the score on a call whose columns are all null.
     null_columns = ", ".join(f"NULL::DOUBLE AS {name}" for name in NUMBERS)
     # The score stands in WHERE, because there DuckDB refuses sums and other aggregates over several rows.
     query = f"SELECT delta FROM (SELECT {null_columns}) WHERE {_build_value_sql(score)} > 0"
+
     try:
         with open_in_memory() as connection:
             connection.execute(query)
@@ -87,59 +91,75 @@ def choose_table_or_view(scores: Mapping[str, str]) -> str:
 def calls_query(
     files: Sequence[str], scores: Mapping[str, str] = {}, cost_tables: str = "", swaps: bool = False
 ) -> str:
-    """Return an SQL query for scored calls in Parquet files: their columns, the score as `delta`, and a number `row`.
+    """Build an SQL query that reads scored calls from Parquet files and computes their scores.
 
-    files: files of the table loss_deltas, or of its control swapped_results (`swaps`).
-    scores: key of the lane -> SQL expression, for lanes with another score than the paper's.
-    cost_tables: if a score reads `cost`, common table expressions (parts of a WITH clause) for texts, lanes and
-        tool_costs.
-    swaps: whether the files hold calls with swapped results; each has the cost of its call with the true result.
+    Args:
+        files: Files of the table loss_deltas, or of its control swapped_results.
+        scores: The SQL expressions of the lanes (tools with their settings) whose score is not the paper's.
+        cost_tables: The parts of a WITH clause that define texts, lanes and tool_costs. Needed if a score reads `cost`.
+        swaps: Whether the files hold calls with swapped results. They cost what the call with its true result costs.
 
-    `calls_query(["a.parquet"], {"calculator": "delta - echo"})` gives, in short:
+    Returns:
+        A query for the columns of the calls, with the score as `delta`, and a number of each row as `row`.
 
-        SELECT * REPLACE (CASE tool WHEN 'calculator' THEN TRY((delta - echo)::DOUBLE) END AS delta) FROM ...
+    Example:
+        `calls_query(["a.parquet"], {"calculator": "delta - echo"})` gives, in short:
+
+            SELECT * REPLACE (CASE tool WHEN 'calculator' THEN TRY((delta - echo)::DOUBLE) END AS delta) FROM ...
     """
     paths = ", ".join(map(quote_sql, files))
     scan = f"read_parquet([{paths}], hive_partitioning = false, file_row_number = true)"
     row = "file_index::BIGINT << 32 | file_row_number"  # the number of the file, then that of the row in it
     numbered_calls = f"SELECT * EXCLUDE (file_row_number), {row} AS row FROM {scan}"
+
     if not scores:
         return numbered_calls
+
     costs = _build_costs_query(scores, cost_tables, swaps)  # what a call costs, for scores that read it
     return with_scores(numbered_calls, costs, scores)
 
 
 def _build_costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> str:
-    """Return an SQL query for what calls cost: a row with the key of the call (CALL_KEY) and its `cost`.
+    """Build an SQL query for what calls cost, for the lanes whose score reads `cost`.
 
-    It has the calls of those lanes (tools with their settings) whose score reads `cost`, as "delta - 0.1 * cost" does:
+    It reads the calls from the table expression `called` of the query in which it is used (scored.sql).
 
-        WITH decisions AS (FROM called WHERE tool IN ('calculator')), ... FROM (SELECT tool, ..., cost FROM decisions)
+    Args:
+        scores: For each lane (a tool with its settings) the SQL expression of its score.
+        cost_tables: The parts of a WITH clause that define the other tables from which costs are computed.
+        swaps: Whether `called` has several rows per call, one for each swapped result.
 
-    `called`, the calls to score, is a table expression of the query into which this one is put (scored.sql).
+    Returns:
+        A query with a row per call: its key (CALL_KEY) and its `cost`. Without any such lane it has no rows.
 
-    scores: key of the lane -> SQL expression.
-    cost_tables: common table expressions, the "..." above, for the other tables that the costs are computed from.
-    swaps: whether `called` has several rows per call, one per swapped result.
+    Example:
+        With the score "delta - 0.1 * cost" of the calculator:
+
+            WITH decisions AS (FROM called WHERE tool IN ('calculator')), ...
+            FROM (SELECT tool, ..., cost FROM decisions)
     """
     lanes_with_costs = list_lanes_reading_cost(scores)
     if not lanes_with_costs:
         return f"SELECT {CALL_KEY}, 0.0::DOUBLE AS cost FROM called WHERE false"
+
     condition = f"tool IN ({', '.join(map(quote_sql, lanes_with_costs))})"
     if swaps:
         condition += " AND swap = 0"  # the swaps of a call share its key
+
     # CALL_COSTS reads the calls under the name `decisions`.
     return f"WITH decisions AS (FROM called WHERE {condition}), {cost_tables} FROM ({CALL_COSTS})"
 
 
 def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
-    """Return a query for scored calls with each lane's score in place of `delta`, from the template scored.sql.
+    """Build a query that replaces the `delta` of calls by the score of their lane.
 
-    The template is, in short, `WITH called AS (CALLED), costs AS (COSTS) SELECT * REPLACE (SCORE AS delta)`; CALLED,
-    COSTS, SCORE and TOOLS in it are replaced.
+    It fills in the placeholders CALLED, COSTS, SCORE and TOOLS of the template scored.sql, which is in short
+    `WITH called AS (CALLED), costs AS (COSTS) SELECT * REPLACE (SCORE AS delta)`.
 
-    called: a query for the calls. costs: a query for what calls cost. scores: key of the lane (a tool with its
-    settings) -> SQL expression over the columns of a call.
+    Args:
+        called: A query for the calls.
+        costs: A query for what the calls cost.
+        scores: For each lane (a tool with its settings) an SQL expression over the columns of a call.
     """
     cases = " ".join(f"WHEN {quote_sql(lane)} THEN {_build_value_sql(score)}" for lane, score in scores.items())
     sql_of_placeholder = {
@@ -148,6 +168,7 @@ def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
         "TOOLS": ", ".join(map(quote_sql, scores)),
         "SCORE": f"CASE tool {cases} END",
     }
+
     _, _, template = SCORED_SQL.partition("\n\n")  # without its comment, which names the placeholders too
     placeholders = "|".join(sql_of_placeholder)
     return re.sub(placeholders, lambda match: sql_of_placeholder[match[0]], template)

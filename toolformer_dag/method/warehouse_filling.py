@@ -35,25 +35,33 @@ MEMORY = "3GB"
 def fill(
     file: Path, spilled: Path, tables: Sequence[WarehouseTable], files: PartFiles, shards: Collection[str] | None
 ) -> dict[str, int]:
-    """Fill the warehouse, a DuckDB file: tables, comments and views; return table -> number of rows.
+    """Write tables, comments and views into the file of the warehouse.
 
-    file: a new file, or a copy of the last one where the rows of `shards` are replaced.
-    spilled: a folder for what does not fit into memory.
-    tables: every table of the warehouse. files: table -> its Parquet files (see `DeclaredWarehouse.fill`).
-    shards: None for a new file.
+    Any DuckDB from version 1.0 on can open the file.
 
-    Any DuckDB from 1.0 on can open the file.
+    Args:
+        file: A new file, or a copy of the last one.
+        spilled: A folder for data that does not fit into memory.
+        tables: All tables of the warehouse.
+        files: The Parquet files of each table, by its name (see `DeclaredWarehouse.fill`).
+        shards: The shards whose rows are replaced in the copy. None for a new file.
+
+    Returns:
+        The number of rows of each table.
     """
     is_new = shards is None
     with _attach_warehouse(file, spilled) as connection:
         _create_replaced_shards(connection, shards or ())
         run_sql(connection, f"CREATE OR REPLACE {RULE}")  # the macro `why_not`, why a call is not kept
+
         for table in _sort_scores_last(tables):
             query = _build_rows_query(table, files[table.name], tables)
             _fill_table(connection, table, query, is_new)
+
         _fill_decisions(connection, is_new)  # follows from the scored calls, which are filled now
         if is_new:  # a copy has the views already
             run_sql(connection, build_views_sql(tables))
+
         tables_in_file = [table for table in tables if table.name != DECIDED]  # that one only fills `decisions`
         write_comments(connection, tables_in_file, DERIVED_FROM)
         return _count_rows(connection, [*(table.name for table in tables_in_file), *DERIVED_FROM])
@@ -76,10 +84,13 @@ def _count_rows(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> 
 
 
 def _fill_table(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, query: str, is_new: bool) -> None:
-    """Create a table of a new file from the rows of `query`; in a copy of the last file, replace rows of the table.
+    """Fill a table of the warehouse with the rows of a query.
 
-    Which rows are replaced, the temporary table `replaced` says, which names shards. The scored calls (SCORED) and the
-    filter's reasons (DECIDED) are only needed to fill `decisions`: they are temporary and not written into the file.
+    In a new file the table is created. In a copy of the last file, the rows of some shards are replaced: the
+    temporary table `replaced` names these shards.
+
+    The scored calls (SCORED) and the filter's reasons (DECIDED) only become temporary tables or views. They
+    are needed to fill `decisions`, and are not part of the file.
     """
     if table.name == SCORED:
         table_or_view = choose_table_or_view(table.scores)
@@ -94,32 +105,41 @@ def _fill_table(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, qu
 
 @contextmanager
 def _attach_warehouse(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a connection whose default database is the file; when the block ends, the file is written and closed.
+    """Open the file of the warehouse as the default database of a connection.
 
-    If the block raises, the file is not to be used. spilled: a folder for what does not fit into memory.
+    The file is written and closed when the block ends. If the block raises an error, the file must not be used.
+
+    Args:
+        file: The DuckDB file, which is created if it is missing.
+        spilled: A folder for data that does not fit into memory.
     """
     with open_in_memory() as connection:
         connection.execute(f"SET memory_limit = {quote_sql(MEMORY)}")
         connection.execute(f"SET temp_directory = {quote_sql(spilled)}")
         connection.execute("SET preserve_insertion_order = false")  # or copied rows would be compressed twice
+
         connection.execute(f"ATTACH {quote_sql(file)} AS warehouse (STORAGE_VERSION 'v1.0.0')")
         connection.execute("USE warehouse")
+
         yield connection
+
         write_out(connection, "warehouse")
         connection.execute("USE memory")
         connection.execute("DETACH warehouse")
 
 
 def _build_rows_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
-    """Return an SQL query for the rows of a table of the warehouse, over Parquet files of the lake.
+    """Build the SQL query that computes the rows of a table from Parquet files.
 
-    files: the Parquet files of the table. tables: all tables; the results among them say what calls cost.
+    For most tables it is `WITH rows AS (FROM read_parquet([...])) SELECT`, where SELECT is the query that the
+    table declares (`table.select`, such as "FROM rows"). There are two exceptions:
+    - For the scored calls (SCORED), it is the query that computes the scores, with a number of each call as `row`.
+    - For other calls whose score is not the paper's (`table.scores`), this query takes the place of read_parquet.
 
-    Three kinds of table differ:
-    - the scored calls (SCORED): the query that computes their scores, with a number of each call in the column `row`
-    - other calls with another score than the paper's (`table.scores`): that query without numbers, as `rows`, and then
-      the table's `select`, a query over `rows` such as "FROM rows"
-    - all others: `WITH rows AS (FROM read_parquet([...])) FROM rows`, where the last part is `select`
+    Args:
+        table: The table to fill.
+        files: Its Parquet files.
+        tables: All tables of the warehouse. Some of them say what calls cost.
     """
     if table.name == SCORED:
         return _build_scored_query(table, files, tables)
@@ -127,6 +147,7 @@ def _build_rows_query(table: WarehouseTable, files: Sequence[str], tables: Seque
         return (
             f"WITH rows AS (SELECT * EXCLUDE (row) FROM ({_build_scored_query(table, files, tables)})) {table.select}"
         )
+
     names = ", ".join(map(quote_sql, files))
     # Files of measurements may lack columns (see WarehouseTable.measured), which are then null.
     scan = f"FROM read_parquet([{names}], hive_partitioning = false, union_by_name = {table.measured})"
@@ -140,10 +161,10 @@ def _build_scored_query(table: WarehouseTable, files: Sequence[str], tables: Seq
 
 
 def _replace_rows(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, query: str) -> None:
-    """Replace the rows of a table in a copy of the warehouse by the rows of `query`.
+    """Replace rows of a table in a copy of the warehouse by the rows of a query.
 
-    A table by shard loses its rows of the shards in the table `replaced`, any other table all rows. A table whose row
-    numbers others hold (`keeps_places`) only gets rows added.
+    A table with rows by shard only loses the rows of the shards that the table `replaced` names. Any other
+    table loses all rows. A table to whose row numbers other tables refer (`keeps_places`) loses none: rows are added.
     """
     if not table.keeps_places:
         of_shards = "WHERE shard IN (FROM replaced)" if table.by_shard else ""
@@ -152,19 +173,24 @@ def _replace_rows(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, 
 
 
 def _fill_decisions(connection: duckdb.DuckDBPyConnection, is_new: bool) -> None:
-    """Fill `decisions`, every scored call with its verdict, and the tables that are counted over it.
+    """Fill the table `decisions` (every scored call with its verdict) and the tables that are counted from it.
 
-    In a copy of the warehouse (not `is_new`) only the rows of `decisions` of the shards in the table `replaced` change.
+    Args:
+        is_new: Whether the file is new. In a copy of the last file, only the rows of the shards that the table
+            `replaced` names change in `decisions`.
     """
     # Views over `scored`, the scored calls: `judged` (which call is best at its position), and over it `verdicts`.
     run_sql(connection, JUDGED + VERDICTS)
+
     if is_new:
         run_sql(connection, DECISIONS)  # creates the empty table
     else:
         run_sql(connection, "DELETE FROM decisions WHERE shard IN (FROM replaced)")
+
     # Tool by tool: sorting all calls at once takes longer and may need more memory than there is.
     for tool in rows(connection, "SELECT DISTINCT tool FROM scored ORDER BY tool")["tool"]:
         connection.execute(f"INSERT INTO decisions FROM verdicts WHERE tool = {quote_sql(tool)} ORDER BY delta")
+
     # Two tables that are counted over all decisions, and so made anew each time.
     run_sql(connection, "DROP TABLE IF EXISTS swapped_places; DROP TABLE IF EXISTS curves;")
     run_sql(connection, SWAPPED_PLACES + CURVES)

@@ -58,15 +58,17 @@ def build_tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
 
 
 def _build_sampled_view(tables: Sequence[WarehouseTable]) -> str:
-    """Return the SQL of the view `sampled` (tool, input, source) over all tables of samples.
+    """Build the SQL of the view `sampled` (tool, input, source) over all tables of samples.
 
-    Tables of chained calls have no column `source`: only the model proposes such calls, so the view shows MODEL.
+    Tables of chained calls have no column `source`. The view shows MODEL for them, because only the model proposes such
+    calls.
     """
     selects = []
     for table in tables:
         if table.name.startswith(SAMPLES):
             source = "source" if "source" in table.columns else quote_sql(MODEL)
             selects.append(f"SELECT tool, input, {source} AS source FROM {table.name}")
+
     view = f"CREATE VIEW sampled AS {' UNION ALL '.join(selects)};"
     comment = quote_sql("Every sample, of calls after others too.")
     return f"{view}COMMENT ON VIEW sampled IS {comment};"

@@ -40,18 +40,23 @@ class NewText:
 
 
 def whole_text(index: int, writing: Writing, *, calls_in_text: bool) -> NewText:
-    """Return all of a text that has ended, as the text with number `index` of its request.
+    """Build the whole answer for a text that has ended.
 
-    calls_in_text: whether its calls with their results stand in the returned text.
+    Args:
+        index: The number of the text in its request.
+        calls_in_text: Whether the returned text includes its calls with their results.
 
-    Raises the error that ended the text, if there is one.
+    Raises:
+        Exception: The error that ended the text, if there was one.
     """
     generation = writing.done.result()  # its `text` has calls in it, `plain` is the same text without them
+
     tokens = []
     for placed_token in _place_tokens(generation.likelihoods, first_offset=0):
         is_cut_off = placed_token.offset >= len(generation.plain)  # the tokens of a stop word
         if not is_cut_off:
             tokens.append(placed_token)
+
     return NewText(
         index,
         text=generation.text if calls_in_text else generation.plain,
@@ -72,18 +77,19 @@ class TextStream:
         self._next_offset = 0  # the characters, without calls, before the next token
 
     def new_text(self, piece: WrittenPiece | Generation) -> NewText:
-        """Return what the next piece adds to the text.
+        """Convert the next piece of a text to what a client has to be told.
 
-        - the whole text (`Generation`), which comes last: why it ended
-        - an answered call: the call
-        - characters of plain text: these, and the tokens that begin in them
+        - The finished text (`Generation`), which comes last, tells why it ended.
+        - An answered call tells the call.
+        - Characters of plain text tell these characters, and the tokens that begin in them.
 
-        Characters within a call are not passed here: nothing of a call is sent before its answer.
+        Nothing of a call is sent before its answer, so the characters within a call are not passed here.
         """
         if isinstance(piece, Generation):
             return NewText(self._index, text="", finish_reason=finish_reason(self._writing))
         if piece.call is not None:
             return self._build_new_call(piece.call)
+
         tokens = _place_tokens(piece.likelihoods, first_offset=self._next_offset)
         self._next_offset += sum(len(token.text) for token in piece.likelihoods)
         return NewText(self._index, text=piece.text, tokens=tokens)
@@ -110,9 +116,12 @@ def _place_tokens(tokens: Sequence[TokenLikelihood], *, first_offset: int) -> li
 
 
 def build_call_object(answered: AnsweredCall, *, calls_in_text: bool) -> dict[str, Any]:
-    """Return a call as a JSON object; its `offset` is the number of characters of the answer's text before it.
+    """Build the JSON object of a call.
 
-    `calls_in_text`: whether that text has calls in it.
+    Its `offset` is the number of characters before the call in the answer's text.
+
+    Args:
+        calls_in_text: Whether the answer's text includes calls.
     """
     call = answered.call
     return {

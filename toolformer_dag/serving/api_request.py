@@ -39,10 +39,13 @@ class Refused(UserError):
 
 
 def _to_tool_name(tool: Any) -> str:
-    """Return the name of a tool that is given by its name or in one of OpenAI's forms.
+    """Get the name of a tool that is given by its name or in one of OpenAI's forms.
 
-    "QA" is returned for "QA", {"name": "QA"} and {"type": "function", "function": {"name": "QA"}}. Description and
-    parameters are ignored: the server has its own. Raises PydanticCustomError without a name.
+    The name is "QA" for "QA", {"name": "QA"} and {"type": "function", "function": {"name": "QA"}}. The description and
+    the parameters are ignored, because the server has its own.
+
+    Raises:
+        PydanticCustomError: There is no name.
     """
     name = tool
     if isinstance(tool, dict):
@@ -153,12 +156,14 @@ class ApiRequest(BaseModel, ABC):
         """Return the prompts as texts, or as token ids with BOS. Raises Refused, NothingWritten."""
 
     def withheld(self, decoder: SharedDecoder) -> frozenset[str]:
-        """Return the tools that may not be called: if the request names `tools`, all others.
+        """Find the tools that may not be called. If the request names `tools`, these are all others.
 
-        Raises Refused for a tool that the server does not have.
+        Raises:
+            Refused: The request names a tool that the server does not have.
         """
         if self.tools is None:
             return frozenset()
+
         unknown = sorted(set(self.tools).difference(decoder.tools))
         if unknown:
             names = ", ".join(decoder.tools)
@@ -196,7 +201,11 @@ class ApiRequest(BaseModel, ABC):
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Return the request in a JSON body. Raises Refused, which names the faulty field."""
+        """Parse the JSON body of a request.
+
+        Raises:
+            Refused: The body is not JSON, or a field is wrong. The message names the field.
+        """
         try:
             fields = _parse_json(body)
             if isinstance(fields, dict):
@@ -209,15 +218,19 @@ class ApiRequest(BaseModel, ABC):
 
     @classmethod
     def _with_known_values(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that can change an answer and are not null.
+        """Select the fields that can change an answer and are not null.
 
-        `neutral` has the fields that are accepted at one value only, such as "temperature": 0, under which they change
-        nothing. Raises Refused if such a field has another value, and for more than MOST_FIELDS fields.
+        A field in `neutral` is accepted only at the value at which it changes nothing, such as "temperature": 0.
+
+        Raises:
+            Refused: Such a field has another value, or there are more than MOST_FIELDS fields.
         """
         if len(fields) > MOST_FIELDS:
             raise Refused(f"the body has {len(fields):,} fields; send at most {MOST_FIELDS}")
+
         for name in cls.neutral.keys() & fields:
             _require_neutral(name, fields[name], cls.neutral[name])
+
         without_effect = cls._list_fields_without_effect(fields)  # those of `neutral`, and ignored ones such as "user"
         return {name: value for name, value in fields.items() if name not in without_effect and value is not None}
 
@@ -241,21 +254,32 @@ def _build_refusal(error: ValidationError) -> Refused:
 
 
 def _require_neutral(param: str, value: Any, neutral: object) -> None:
-    """Raise Refused if the field `param` is neither null nor `neutral`, the value that matches greedy decoding.
+    """Check that a field is null, or has the value that changes nothing.
 
     True does not count as 1 here, nor False as 0.
+
+    Args:
+        param: The name of the field.
+        neutral: The value that matches greedy decoding.
+
+    Raises:
+        Refused: The field has another value.
     """
     if value is None:
         return
+
     is_same_kind = isinstance(value, bool) == isinstance(neutral, bool)
     if value != neutral or not is_same_kind:
         raise Refused(f"{param}: {value!r} is not supported; leave it out, or give {neutral!r}", param)
 
 
 def _parse_json(body: bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError.
+    """Parse a JSON text.
 
-    Half a surrogate pair, which is left when a client cuts a text in two, becomes U+FFFD.
+    Half a surrogate pair becomes U+FFFD. It is left over when a client cuts a text in two.
+
+    Raises:
+        ValueError: The text is not JSON.
     """
     try:
         return orjson.loads(body)
@@ -266,11 +290,17 @@ def _parse_json(body: bytes) -> Any:
 
 
 def build_text_requests(request: ApiRequest, model: str, decoder: SharedDecoder) -> list[TextRequest]:
-    """Return a `TextRequest` for each prompt of a request, within the limits of the server.
+    """Build a `TextRequest` for each prompt of a client's request, within the limits of the server.
 
-    `model`: the name of the server's model. Raises Refused, and NothingWritten for a prompt that is too long.
+    Args:
+        model: The name of the server's model.
+
+    Raises:
+        Refused: The request asks for something that the server does not have or allow.
+        NothingWritten: A prompt is too long.
     """
     _require_supported(request, model, decoder)
+
     without_prompt = TextRequest(
         prompt="",
         max_new_tokens=_choose_max_new_tokens(request, decoder),
@@ -281,6 +311,7 @@ def build_text_requests(request: ApiRequest, model: str, decoder: SharedDecoder)
         stop=tuple(request.stop or ()),
         likeliest=request.likeliest,
     )
+
     return [replace(without_prompt, prompt=prompt) for prompt in request.prompts(decoder)]
 
 
@@ -299,11 +330,18 @@ def _choose_max_calls(request: ApiRequest, decoder: SharedDecoder) -> int:
 
 
 def _require_supported(request: ApiRequest, model: str, decoder: SharedDecoder) -> None:
-    """Raise Refused for another model, logprobs of a text with calls, bad stop words, or an unusable context."""
+    """Check that the server can answer a request.
+
+    Raises:
+        Refused: The request asks for another model, for logprobs of a text with calls, or has bad stop words or an
+            unusable context.
+    """
     require_model(request.model, model)
+
     wants_logprobs = request.likeliest is not None
     if wants_logprobs and request.has_calls_in_text:
         raise Refused("logprobs are those of the text without calls; leave `calls` out", "logprobs")
+
     _require_stop_words(request.stop or ())
     fault = find_context_fault(request.context, decoder.tools.values())  # None if the tools can read it
     if fault is not None:
@@ -328,9 +366,16 @@ def _require_stop_words(words: Sequence[str]) -> None:
 
 
 def _choose_limit(param: str, value: int | None, *, usual: int, most: int) -> int:
-    """Return `value`, the limit that a client sets in the field `param`; without it, `usual` or at most `most`.
+    """Choose a limit: the one that the client has set, otherwise the usual one.
 
-    Raises Refused if it is above `most`.
+    Args:
+        param: The name of the field with the client's limit.
+        value: The client's limit, or None.
+        usual: The limit without one of the client. It is lowered to `most` if necessary.
+        most: The largest limit that the server allows.
+
+    Raises:
+        Refused: The client's limit is too large.
     """
     if value is None:
         return min(usual, most)

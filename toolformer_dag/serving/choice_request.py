@@ -137,18 +137,21 @@ def _join_parts(content: Any) -> str:
 
 
 def _get_part_text(part: Any) -> str:
-    """Return the text of a part of a message: "Hi" for "Hi" and for {"type": "text", "text": "Hi"}.
+    """Get the text of a part of a message, such as "Hi" of "Hi" or of {"type": "text", "text": "Hi"}.
 
-    Raises PydanticCustomError for other parts, such as images.
+    Raises:
+        PydanticCustomError: The part is not text, but for example an image.
     """
     if isinstance(part, str):
         return part
+
     kind = type(part).__name__
     if isinstance(part, dict):
         kind = str(part.get("type"))
         text = part.get("text") or ""
         if kind in TEXT_PARTS and isinstance(text, str):
             return text
+
     message = "a part of type {kind} is not supported; send text alone"
     raise PydanticCustomError("not_supported", message, {"kind": kind[:40]})
 
@@ -237,15 +240,21 @@ TRIAL_CHAT = (
 
 
 def encode_chat(decoder: SharedDecoder, messages: Sequence[ChatMessage], param: str) -> list[int]:
-    """Return the token ids of a chat by the model's own template, up to where the assistant's message begins.
+    """Convert a chat to token ids with the model's own template, up to where the assistant's message begins.
 
-    `param`: the field of the request that holds the messages, for errors. Raises NothingWritten if they are too long,
-    Refused if the model has no template that takes them (it is tried before the first chat).
+    Args:
+        param: The field of the request that holds the messages, for errors.
+
+    Raises:
+        NothingWritten: The messages are too long.
+        Refused: The model has no template that can be used, or the template does not accept these messages.
     """
     decoder.require_length(sum(len(message.content) for message in messages))
+
     fault = _find_template_fault(decoder.tokenizer)
     if fault is not None:
         raise Refused(f"{fault}; ask /v1/completions", param, status=404)
+
     try:
         return _encode_messages(decoder.tokenizer, messages)
     except Exception as error:  # whatever the model's template raises
@@ -259,12 +268,18 @@ def _encode_messages(tokenizer: Any, messages: Sequence[ChatMessage]) -> list[in
 
 
 def _find_template_fault(tokenizer: Any) -> str | None:
-    """Return why a model's chat template cannot be used, None if it can."""
+    """Find out why a model's chat template cannot be used.
+
+    Returns:
+        The reason, or None if the template can be used.
+    """
     if not tokenizer.chat_template:
         return "this model's tokenizer has no chat template"
+
     try:
         template = tokenizer.get_chat_template()
     except ValueError as error:  # there are several templates, and none is the default
         return f"this model's chat template is not clear: {error}"
+
     fault = find_template_fault(template, TRIAL_CHAT, tokenizer.special_tokens_map)
     return None if fault is None else f"this model's chat template is not used: {fault}"

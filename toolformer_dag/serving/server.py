@@ -40,20 +40,23 @@ _log = logging.getLogger(__name__)
 
 
 def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlette:
-    """Return the web application of a server; when it ends, it closes the decoder.
+    """Build the web application of a server, which closes the decoder at its end.
 
-    - model: the name of the model in requests.
-    - key: the API key that clients must send, except to /health; None if they need none.
+    It does not check from which web pages requests come. That is left to the caller.
 
-    It does not check from which web pages requests come; that is left to the caller.
+    Args:
+        model: The name of the model in requests.
+        key: The API key that clients must send, except to /health. None if they need none.
     """
     server = _Server(decoder, model, key)
+
     routes = [
         server.route("/health", server.health, needs_key=False),
         server.route("/metrics", server.metrics),
         server.route("/v1/models", server.models),
         server.route("/v1/models/{name:path}", server.models),
     ]
+
     for kind in KINDS:
         routes.append(server.route(kind.path, partial(server.complete, kind), method="POST"))
     return Starlette(
@@ -85,7 +88,7 @@ class _Server:
         return Route(path, respond, methods=[method])
 
     async def _respond(self, request: Request, *, path: str, answer: Answering, needs_key: bool) -> Response:
-        """Return the response of the handler `answer`, or one that tells the error; count the request under `path`."""
+        """Answer a request with a handler, and count it under its path. An error becomes a response too."""
         try:
             if needs_key:
                 self._require_key(request)
@@ -116,9 +119,10 @@ class _Server:
         return Response(generate_latest(self._decoder.figures.registry), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
-        """Return the list of models, which has one; at a path with a model's name, this model alone.
+        """Return the list of models, which has only one, or this model alone if the path names it.
 
-        Raises Refused for the name of another model.
+        Raises:
+            Refused: The path names another model.
         """
         entry = {
             "id": self._model,
@@ -127,6 +131,7 @@ class _Server:
             "owned_by": "toolformer-dag",
             "tools": list(self._decoder.tools),
         }
+
         name = request.path_params.get("name")
         if name is None:
             return _build_json_response({"object": "list", "data": [entry]})
@@ -134,18 +139,25 @@ class _Server:
         return _build_json_response(entry)
 
     async def complete(self, kind: type[ApiRequest], request: Request) -> Response:
-        """Return the texts that a request asks for, or a stream of them.
+        """Return the texts that a request asks for, or a stream of them. They end early if the client leaves.
 
-        kind: the form of the request and its answer, such as that of OpenAI's chats.
+        Args:
+            kind: The form of request and answer, such as OpenAI's chats.
 
-        Ends the texts if the client leaves. Raises Refused, Busy, ClientDisconnect.
+        Raises:
+            Refused: The request is wrong or not supported.
+            Busy: Too many texts are open.
+            ClientDisconnect: The client has left.
         """
         body = await _read_body(request)
         api_request = await self._run_in_tokenizing_thread(request, partial(kind.parse, body))
+
         if api_request.stream:
             return await self._stream_texts(request, api_request)
+
         # Each writing is a text that the decoder completes from now on.
         writings = await self._run_in_tokenizing_thread(request, partial(self._begin_texts, api_request))
+
         try:
             await _wait_until_written(request, writings)
             return _build_json_response(api_request.answer(writings))
@@ -249,20 +261,26 @@ async def _iter_stream_events(
 ) -> AsyncIterator[bytes]:
     """Yield the server-sent events of a request, until all its texts have ended or one has failed.
 
-    `events`: the pieces and ends of `writings`, the texts of the request, as they come.
+    Args:
+        writings: The texts of the request.
+        events: The pieces and the ends of these texts, as they come.
     """
     streams = _build_text_streams(writings, calls_in_text=api_request.has_calls_in_text)
     beginning = api_request.stream_begin()
     if beginning:
         yield beginning
+
     open_texts = len(writings)
     while open_texts:
         event = await events.get()
+
         if event.error is not None:
             yield api_request.stream_error(_to_api_error(event.error).body())
             return
+
         if event.is_end:
             open_texts -= 1
+
         new_text = streams[event.writing].new_text(event.content)
         yield api_request.stream_chunk(new_text)
     yield api_request.stream_end(writings)
@@ -288,16 +306,23 @@ async def _read_body(request: Request) -> bytes:
 
 
 async def _wait_until_written(request: Request, writings: Sequence[Writing]) -> None:
-    """Wait until all texts have ended. Raises ClientDisconnect if the client leaves before, or the error of a text."""
+    """Wait until all texts have ended.
+
+    Raises:
+        ClientDisconnect: The client has left before that.
+        Exception: The error that ended a text.
+    """
     all_texts = asyncio.gather(*(asyncio.wrap_future(writing.done) for writing in writings))
     client_has_left = asyncio.ensure_future(_wait_until_client_leaves(request))
     await asyncio.wait((all_texts, client_has_left), return_when=asyncio.FIRST_COMPLETED)
+
     client_has_left.cancel()
     if not all_texts.done():
         all_texts.cancel()
         with suppress(asyncio.CancelledError):
             await all_texts  # until the cancellation has taken effect
         raise ClientDisconnect
+
     all_texts.result()  # raises the error of a text
 
 

@@ -99,12 +99,14 @@ class SharedDecoder:
     ) -> None:
         """Start the decoding thread.
 
-        - `lanes`: the tools that texts may call, with thresholds and limits
-        - `k`: replaces k of the settings
+        Args:
+            lanes: The tools that texts may call, with their thresholds and limits.
+            k: Replaces `k` of the settings: a call may begin if ` [` is among the k likeliest tokens.
         """
         self.settings = settings
         self.figures = DecoderFigures()
         self.tools = {lane.tool.name: lane.tool for lane in lanes}
+
         # Tokenizers are not safe for threads: callers use this copy, the decoding thread the model's own.
         self.tokenizer = copy.deepcopy(language_model.tokenizer)
         self._prompts = _PromptTokenizer(self.tokenizer)
@@ -116,14 +118,17 @@ class SharedDecoder:
         self._closed = False  # whether no text is taken any more
         self._open: set[Writing] = set()  # begun and not ended; callers add, the decoding thread removes
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # from other threads; None ends the decoding thread
+
         # Once the decoding thread has taken an open text, it is in one of these three, which no other thread changes:
         self._waiting: deque[Writing] = deque()  # texts that are to join a batch, the next one first
         self._calling: set[Writing] = set()  # texts that wait for a tool
         self._batches: list[TextBatch] = []  # texts that are being decoded
         self._join_timer = _JoinTimer()
         self._mean_seconds = 1.0  # moving mean of the time from a text's request to its end
+
         # The metrics show the sizes of these collections whenever they are read.
         self.figures.show_texts({"open": self._open, "waiting": self._waiting, "calling": self._calling})
+
         self._thread = threading.Thread(target=self._run_decoding, daemon=True)
         self._thread.start()
 
@@ -135,21 +140,31 @@ class SharedDecoder:
         return self._thread.is_alive()
 
     def begin(self, requests: Sequence[TextRequest], watch: Watch | None = None) -> list[Writing]:
-        """Begin texts, and return a `Writing` for each; its future `done` gets the text.
+        """Begin to write texts for a client.
 
-        Call it in one thread at a time: the tokenizer is not safe for several. `watch` gets each piece of text as it is
-        decoded, in the decoding thread.
+        Only one thread at a time may call this, because the tokenizer is not thread-safe.
 
-        Raises Busy if too many texts are open, NothingWritten if a prompt is empty or too long, and UserError if
-        decoding has ended.
+        Args:
+            requests: What to write, a request per text.
+            watch: Called in the decoding thread with each piece of text as it is decoded.
+
+        Returns:
+            A `Writing` per request. Its future `done` gets the finished text.
+
+        Raises:
+            Busy: Too many texts are open.
+            NothingWritten: A prompt is empty or too long.
+            UserError: The decoding thread has ended.
         """
         self._require_room(requests)  # before the prompts are tokenized, which would be in vain
         writings = [self._prepare_writing(request, watch) for request in requests]
+
         with self._lock:
             if self._closed:
                 raise UserError("nothing is decoded any more; see the log, and start anew")
             self._require_room(requests)  # once more, under the lock: this answer holds
             self._open.update(writings)
+
         for writing in writings:
             writing.done.set_running_or_notify_cancel()  # its future cannot be cancelled now; `drop` ends the text
             add_to_waiting = partial(self._waiting.append, writing)
@@ -177,29 +192,34 @@ class SharedDecoder:
             raise Busy(math.ceil(self._mean_seconds))
 
     def _prepare_writing(self, request: TextRequest, watch: Watch | None) -> Writing:
-        """Return the text of a request, ready to be decoded.
+        """Tokenize the prompt of a request, and prepare its text for decoding.
 
-        Raises NothingWritten if the prompt is empty or does not fit into the model's context.
+        Raises:
+            NothingWritten: The prompt is empty or does not fit into the model's context.
         """
         self.require_length(len(request.prompt))  # a cheap test, before a long text is tokenized
         prompt_tokens = self._prompts.tokens(request.prompt)
+
         writing = Writing(request, self._rules, prompt_tokens, watch)
         if writing.text.reason is not None:  # a text has ended at once if its prompt is empty or fills the context
             raise NothingWritten(writing.text.reason)
+
         return writing
 
     # Run in the decoding thread
 
     def _run_decoding(self) -> None:
-        """Run the decoding thread until `close`: take jobs, let texts join batches, write a token of each text.
+        """Decode until the decoder is closed, as the body of the decoding thread.
 
-        At its end, also by an error, no more texts are taken, and all open ones end with InterruptedError.
+        Each round runs the jobs of other threads, lets waiting texts join batches, and writes one token of each text.
+        At the end, even after an error, no more texts are accepted, and all open ones end with InterruptedError.
         """
         try:
             while self._take_jobs():  # False once the decoder was closed
                 self._let_texts_join()
                 for batch in self._batches:
                     self._advance_batch(batch)
+
                 self._batches = [batch for batch in self._batches if batch.writings]
         finally:
             with self._lock:  # `begin` adds no text to `_open` after this
@@ -207,12 +227,16 @@ class SharedDecoder:
             self._fail_texts(list(self._open), InterruptedError("the server ended"))
 
     def _take_jobs(self) -> bool:
-        """Run all queued jobs, and end the calls that are out of time; return False if the decoder was closed.
+        """Run the jobs that other threads queued, and end the calls that are out of time.
 
-        If no text can be decoded now, wait for a job, at most until the next call is out of time.
+        If there is no text to decode, wait for a job, but no longer than until the next call is out of time.
+
+        Returns:
+            False if the decoder was closed, otherwise True.
         """
         may_wait = not (self._batches or self._waiting)
         timeout = self._compute_seconds_to_deadline()
+
         while True:
             try:
                 job = self._jobs.get(block=may_wait, timeout=timeout)
@@ -222,6 +246,7 @@ class SharedDecoder:
                 return False
             job()  # such as to add a new text to `_waiting`
             may_wait = False  # the other jobs are run only if they are queued already
+
         self._end_late_calls()
         return True
 
@@ -238,17 +263,18 @@ class SharedDecoder:
             self._take_answer(writing, writing.text.call, ToolResult(result=None, reason=OUT_OF_TIME))
 
     def _let_texts_join(self) -> None:
-        """Move waiting texts into batches, the first ones first, as long as memory has room (`choose_batch`).
+        """Move waiting texts into batches, in their order, until memory is full.
 
-        Called once per step; in most steps nothing joins (`_JoinTimer`).
+        This is called before every token, so `_JoinTimer` decides whether to try at all.
         """
         decoded = sum(len(batch.writings) for batch in self._batches)
         if not self._join_timer.is_due(waiting=len(self._waiting), decoded=decoded):
             return
+
         while self._waiting:
             batch = choose_batch(self._waiting[0].text, self._batches, self._backend)
             if batch is None:
-                return
+                return  # texts behind it wait too, so that the order is kept
             self._join_batch(batch, self._waiting.popleft())
 
     def _join_batch(self, batch: TextBatch, writing: Writing) -> None:
@@ -258,9 +284,9 @@ class SharedDecoder:
         batch.join(writing)
 
     def _advance_batch(self, batch: TextBatch) -> None:
-        """Write a token of each text of a batch, and run, queue or finish the texts that left it.
+        """Write one token of each text of a batch, and handle the texts that left it.
 
-        An error, such as too little memory, ends all texts of this batch and no others.
+        An error, such as too little memory, ends all texts of this batch. The other batches go on.
         """
         try:
             texts_that_left = batch.step(self._backend)
@@ -285,18 +311,20 @@ class SharedDecoder:
             self._finish_text(writing)
 
     def _run_call(self, writing: Writing) -> None:
-        """Run the open call of a text in a thread of its tool; its answer comes as a job (`_take_answer`).
+        """Have the open call of a text answered: run its tool in another thread.
 
-        A call that cannot be run, or has no time left, is answered at once with the reason.
+        The answer comes back as a job for the decoding thread (`_take_answer`). A call that cannot be run, or has
+        no time left, is answered at once with the reason.
         """
-        written_call = (
-            writing.text.call
-        )  # this object tells the answer of this call from a late one (`_is_waiting_for`)
+        # this object tells the answer of this call from a late one (`_is_waiting_for`)
+        written_call = writing.text.call
         parsed_call = writing.text.open_call()  # the same call: its tool, its input, or why it cannot be run
         reason = self._begin_waiting(writing, parsed_call)  # the text is in `_calling` from here on
+
         if reason is not None:
             self._take_answer(writing, written_call, ToolResult(result=None, reason=reason))
             return
+
         self._tool_threads[parsed_call.tool].submit(
             writing.text.tool_call(),  # the input and the context for the tool
             is_wanted=partial(self._is_waiting_for, writing, written_call),
@@ -322,30 +350,37 @@ class SharedDecoder:
         return writing in self._calling and writing.text.call is written_call
 
     def _take_answer(self, writing: Writing, written_call: WrittenCall | None, result: ToolResult) -> None:
-        """Let a text go on after its call with the answer `result`.
+        """Let a text go on after its call was answered.
 
-        The call is recorded and counted, the watcher gets it, and the text is queued for a batch or ends. Does nothing
-        if the text does not wait for `written_call` any more.
+        The call is recorded and counted, and the watcher gets it. Then the text waits for a batch, or ends.
+
+        Args:
+            written_call: The answered call. If the text no longer waits for it, nothing happens.
+            result: The answer.
         """
         if not self._is_waiting_for(writing, written_call):
             return
+
         self._calling.discard(writing)
         answered = self._build_answered_call(writing, result)
         call = answered.call
+
         # Recorded before the text goes on: then the watcher gets the call, and reads its seconds and offsets here.
         writing.calls.append(answered)
         self.figures.count_call(call.tool, answered.seconds, has_result=call.reason is None, lost=result.lost)
+
         writing.text.go_on(call)  # changes the text's state; a call with a result becomes part of the text
         self._dispatch_text(writing)
 
     def _build_answered_call(self, writing: Writing, result: ToolResult) -> AnsweredCall:
-        """Return the open call of a text with its result, how long it took, and where it stands; changes nothing.
+        """Combine the open call of a text with its result, the time that it took, and its position.
 
-        A call that the text already has with its result gets the reason "repeated_call" in place of the result.
+        If the text already has the same call with its result, the reason "repeated_call" takes the place of the result.
         """
         text = writing.text
         parsed_call = text.open_call()  # without a result
         call = replace(parsed_call, result=result.result, reason=result.reason)
+
         # All that is finished of the text stands before this call; `plain` is the same without calls.
         return AnsweredCall(
             text.accepted(call),  # `call`, unless it is a repetition

@@ -62,21 +62,28 @@ class TextBatch:
         self.joining.append(writing)
 
     def step(self, backend: Backend) -> list[Writing]:
-        """Prefill the texts that join, write one token of each text, and return the texts that then left the batch.
+        """Write one token of each text, after starting the texts that join.
 
-        A text leaves when it has ended, waits for a tool, or has to be prefilled again. Errors of the model are raised.
+        Returns:
+            The texts that left the batch: they ended, wait for a tool, or must be prefilled again.
+
+        Raises:
+            Exception: Any error of the model, such as too little memory.
         """
         rows = self._prefill_joining(backend)  # also moves the joining texts to `writings`
         write_tokens(rows, [writing.text for writing in self.writings])  # row i belongs to `writings[i]`
+
         left = [writing for writing in self.writings if not writing.text.is_writing]
         self.writings = [writing for writing in self.writings if writing.text.is_writing]
         return left
 
     def _prefill_joining(self, backend: Backend) -> GreedyRows:
-        """Prefill the texts in `joining`, move them to `writings`, and return the rows of all `writings`.
+        """Compute the prefixes of the joining texts, and add the texts to the batch.
 
-        Row i is the row of `writings[i]`, so new rows and new texts are both appended at the end.
+        Returns:
+            The rows of the batch. Row i belongs to `writings[i]`, because both grow at the end.
         """
+
         prefixes = [writing.text.get_tokens_to_prefill() for writing in self.joining]
         if self.rows is None:
             self.rows = backend.greedy(prefixes)
@@ -85,20 +92,26 @@ class TextBatch:
         for writing in self.joining:
             writing.text.start_writing()
         self.writings = self.writings + self.joining
-        self.joining = []
+        self.joining = []  # they have rows now
+
         return self.rows
 
 
 def choose_batch(text: WrittenText, open_batches: Sequence[TextBatch], backend: Backend) -> TextBatch | None:
-    """Return the batch that a text can join, an open or a new one; the caller adds it. None if memory has no room now.
+    """Choose a batch that a text can join.
 
-    All batches together hold at most BATCH_TOKENS tokens; only a text that is alone may exceed this.
+    All batches together hold at most BATCH_TOKENS tokens. Only a text that is alone may exceed this.
+
+    Returns:
+        An open batch, or a new one, which the caller adds to the open ones. None if memory has no room now.
     """
+
     held_tokens = sum(batch.size.tokens for batch in open_batches)
     free_tokens = BATCH_TOKENS - held_tokens
     for batch in open_batches:
         if batch.can_take(text, backend, free_tokens):
             return batch
+
     if open_batches and text.most_tokens > free_tokens:
         return None
     return TextBatch()

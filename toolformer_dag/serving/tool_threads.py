@@ -33,10 +33,12 @@ class ToolThreads:
         self._lock = threading.Lock()
 
     def submit(self, call: ToolCall, *, is_wanted: Callable[[], bool], on_result: Callable[[ToolResult], None]) -> None:
-        """Queue a call; one of the threads runs it, and passes its result to `on_result`.
+        """Queue a call to be run in one of the threads.
 
-        `is_wanted` is called in that thread, directly before the call would run. If it returns False, the call is not
-        run, and `on_result` is not called.
+        Args:
+            is_wanted: Called in that thread just before the call is run. If it returns False, the call is not
+                run, and `on_result` is not called.
+            on_result: Called in that thread with the result.
         """
         with self._lock:
             self._queue.append(QueuedCall(call, is_wanted, on_result))

@@ -94,16 +94,19 @@ class Writing:
     ) -> None:
         """Prepare a text that is to be written after a prompt.
 
-        rules: those of the server, to which the limits of `request` are added. watch: gets this `Writing` with each
-        piece as it is decoded, in the decoding thread.
+        Args:
+            rules: The server's rules of decoding. The limits of `request` are added to them.
+            watch: Called in the decoding thread with this object and each piece of text as it is decoded.
         """
         if watch is not None:
             rules = replace(rules, watch=partial(watch, self))  # only called once the text is being decoded
+
         self.request = request
         self.prompt_token_count = len(prompt_tokens)
         self.text = WrittenText(request.rules(rules), prompt_tokens, context=request.context)
         self.done: Future[Generation] = Future()  # gets the finished text, or the error that ended it
         self.began = time.monotonic()
+
         # The decoding thread changes these:
         self.calls: list[AnsweredCall] = []  # the calls that were answered so far
         self.call_began = 0.0  # when the text began to wait for its last call; 0 before the first
