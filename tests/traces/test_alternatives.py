@@ -10,7 +10,6 @@ from toolformer_dag.traces.alternatives import (
     Alternatives,
     of_exchanged_values,
     of_other_results,
-    of_other_tools,
 )
 
 POOLS = string_pools([("weather", '{"sky": "light rain"}'), ("weather", '{"sky": "heavy snow"}')])
@@ -19,8 +18,10 @@ POOLS = string_pools([("weather", '{"sky": "light rain"}'), ("weather", '{"sky":
 def test_a_result_with_the_same_values_is_no_other_result() -> None:
     call = RecordedCall("distance", {}, result='{"distance": 2448.2}')
     others = ['{"distance": 2448.2, "unit": "miles"}', '{"distance": 12}', "2448.2", '{"distance": 12}', "13"]
-    assert of_other_results(call, others, most=2) == Alternatives(OTHER_RESULTS, ('{"distance": 12}', "13"))
-    assert of_other_results(call, others[:3], most=2) == NO_ALTERNATIVES
+    assert of_other_results(OTHER_RESULTS, call, others, most=2) == Alternatives(
+        OTHER_RESULTS, ('{"distance": 12}', "13")
+    )
+    assert of_other_results(OTHER_RESULTS, call, others[:3], most=2) == NO_ALTERNATIVES
 
 
 def test_a_result_is_written_with_other_values_as_often_as_it_can_be() -> None:
@@ -41,5 +42,7 @@ def test_neither_an_error_nor_a_confirmation_has_other_values() -> None:
 
 def test_results_of_other_tools_are_the_last_means() -> None:
     call = RecordedCall("book", {}, result='{"status": "success"}')
-    assert of_other_tools(call, ["17", "ok", "18", "19"], most=2) == Alternatives(OTHER_TOOLS, ("17", "18"))
-    assert of_other_tools(call, ["17"], most=2) == NO_ALTERNATIVES
+    assert of_other_results(OTHER_TOOLS, call, ["17", "ok", "18", "19"], most=2) == Alternatives(
+        OTHER_TOOLS, ("17", "18")
+    )
+    assert of_other_results(OTHER_TOOLS, call, ["17"], most=2) == NO_ALTERNATIVES

@@ -7,15 +7,16 @@ other commands over the same lake, so that two commands which judge different fi
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from toolformer_dag.computing.shards import PINS, shorten_name
-from toolformer_dag.files import UserError, irregular, seal_record, unseal_record
+from toolformer_dag.computing.hub_pins import build_pin_path, parse_split, read_pin
+from toolformer_dag.computing.shards import shorten_name
+from toolformer_dag.files import UserError, irregular, seal_record
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.storage import NO_FILE, Storage, Version
+from toolformer_dag.lake.storage import Storage
 from toolformer_dag.settings.setting_types import expand_home, to_printable
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.readers.hub_datasets import HubError, HubSplit, iter_hub_rows, resolve_splits
@@ -375,53 +376,13 @@ def _read_or_pin_splits(hub: str, storage: Storage) -> list[HubSplit]:
         HubError: The data set cannot be reached.
         Overtaken: The lake is in an object store, and another run has just written the pin.
     """
-    pin_path = storage.root / PINS / f"{fingerprint({'conversations': hub})}.json"
-    pin = _read_pin(pin_path, hub, storage)
-    if pin.splits is not None:
-        return pin.splits
+    pin_path = build_pin_path(storage, {"conversations": hub})
+    pin = read_pin(storage, pin_path, hub, parse=lambda content: [parse_split(fields) for fields in content["splits"]])
+    if pin.remembered is not None:
+        return pin.remembered
 
     # The first use, or the pin is damaged.
     splits = resolve_splits(hub)
     new_pin = seal_record(hub, {"splits": [asdict(split) for split in splits]})
     storage.replace(pin_path, new_pin, pin.version)
     return splits
-
-
-class _Pin(NamedTuple):
-    """What a pin remembers (None if its file does not exist or is damaged), and the version of the file."""
-
-    splits: list[HubSplit] | None
-    version: Version
-
-
-def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
-    """Read a pin: the file that remembers at which commit a data set is used.
-
-    Args:
-        path: The file.
-        hub: The name of the data set, for the warning if the file is damaged.
-        storage: The storage of the lake.
-
-    Returns:
-        What the pin remembers (None if the file does not exist or is damaged), and the version of the file.
-    """
-    try:
-        content, version = storage.read(path)
-    except FileNotFoundError:
-        return _Pin(splits=None, version=NO_FILE)
-
-    try:
-        return _Pin(_parse_splits(content), version)
-    except (ValueError, KeyError, TypeError):
-        log.warning("%s is damaged: %s is looked up anew, and may be another commit", storage.shown(path), hub)
-        return _Pin(splits=None, version=version)  # needed to replace exactly this version
-
-
-def _parse_splits(pin: bytes) -> list[HubSplit]:
-    """Parse the content of a pin. Raises ValueError, KeyError, TypeError where it is damaged."""
-    return [_build_split(fields) for fields in unseal_record(pin)["splits"]]
-
-
-def _build_split(fields: Mapping[str, Any]) -> HubSplit:
-    """Return a split from its fields in JSON, which has made a list of its files."""
-    return HubSplit(**{**fields, "files": tuple(fields["files"])})

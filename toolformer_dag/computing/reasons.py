@@ -212,8 +212,8 @@ def _name_changed_file(place: str, changed: Sequence[FieldChange]) -> Sequence[R
     if not size_changes:
         return [*other_changes, Touched(place)]
 
-    old_size, new_size = size_changes[0].old, size_changes[0].new
-    return [*other_changes, f"{place}: {old_size} -> {new_size} bytes"]
+    size_change = size_changes[0]
+    return [*other_changes, f"{place}: {size_change.old} -> {size_change.new} bytes"]
 
 
 def _format_setting_change(change: FieldChange) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from toolformer_dag.computing.hub_pins import build_pin_path, parse_split, read_pin
 from toolformer_dag.files import (
     FILES,
     file_name,
@@ -16,11 +17,10 @@ from toolformer_dag.files import (
     list_damaged_beside,
     locked,
     seal_record,
-    unseal_record,
     write_whole,
 )
 from toolformer_dag.identity import file_hash, fingerprint, stream_hash
-from toolformer_dag.lake.storage import NO_FILE, Storage, Version
+from toolformer_dag.lake.storage import Storage
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.sections import Settings
@@ -49,9 +49,6 @@ SIDE_FILE = re.compile(
     r".*\.(?:quality_signals|signals|minhash|duplicates)\.(?:json\.gz|parquet)|(?:dataset_infos?|state|stats)\.json"
 )
 """What RedPajama-V2 publishes beside its documents, and what `datasets` and datatrove write beside theirs."""
-
-PINS = "hub"
-"""The folder of the lake that says at which commit each data set of the hub is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +215,17 @@ def _read_or_pin_split(corpus: CorpusSettings, storage: Storage) -> HubSplit:
     """
     hub_name = str(corpus.hub)
     request = _build_split_request(corpus)
-    pin_path = storage.root / PINS / f"{fingerprint(request)}.json"
+    pin_path = build_pin_path(storage, request)
 
-    pin = _read_pin(pin_path, hub_name, storage)
-    if pin.split is not None:
-        return pin.split
+    pin = read_pin(
+        storage,
+        pin_path,
+        hub_name,
+        parse=lambda content: parse_split(content["resolved"]),
+        remedy="; corpus.revision fixes one",
+    )
+    if pin.remembered is not None:
+        return pin.remembered
 
     # The first use, or the pin is damaged.
     split = resolve(hub_name, corpus.configuration, corpus.split, corpus.revision)
@@ -239,48 +242,6 @@ def _build_split_request(corpus: CorpusSettings) -> dict[str, str | None]:
         "split": corpus.split,
         "revision": corpus.revision,
     }
-
-
-class _Pin(NamedTuple):
-    """What a pin remembers (None if its file does not exist or is damaged), and the version of the file."""
-
-    split: HubSplit | None
-    version: Version
-
-
-def _read_pin(path: Path, hub: str, storage: Storage) -> _Pin:
-    """Read a pin: the file that remembers at which commit a data set is used.
-
-    Args:
-        path: The file.
-        hub: The name of the data set, for the warning if the file is damaged.
-        storage: The storage of the lake.
-
-    Returns:
-        What the pin remembers (None if the file does not exist or is damaged), and the version of the file.
-    """
-    try:
-        content, version = storage.read(path)
-    except FileNotFoundError:
-        return _Pin(split=None, version=NO_FILE)
-
-    try:
-        return _Pin(_parse_split(content), version)
-    except (ValueError, KeyError, TypeError) as error:
-        log.warning(
-            "%s is damaged (%s): %s is resolved anew, and may be another commit than before; corpus.revision fixes one",
-            storage.shown(path),
-            error,
-            hub,
-        )
-        return _Pin(split=None, version=version)  # needed to replace exactly this version
-
-
-def _parse_split(pin: bytes) -> HubSplit:
-    """Parse the content of a pin. Raises ValueError, KeyError, TypeError where it is damaged."""
-    resolved = unseal_record(pin)["resolved"]
-    fields = {**resolved, "files": tuple(resolved["files"])}  # JSON has made a list of the files
-    return HubSplit(**fields)
 
 
 def list_small_web_files(settings: Settings) -> list[ShardFile]:

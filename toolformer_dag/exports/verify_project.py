@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from toolformer_dag.computing.hub_pins import PINS
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.computing.shards import PINS, WEB_RECORD, ShardFile
+from toolformer_dag.computing.shards import WEB_RECORD, ShardFile
 from toolformer_dag.exports import dataset_folder
 from toolformer_dag.files import UserError, iter_files_beside, unseal_record
 from toolformer_dag.identity import stream_hash

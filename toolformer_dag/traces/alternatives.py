@@ -99,10 +99,11 @@ def select_texts_with_other_values(result: str, others: Iterable[str], most: int
     return tuple(chosen)
 
 
-def of_other_results(call: RecordedCall, others: Iterable[str], most: int) -> Alternatives:
-    """Select alternatives to the result of a call from results of the same tool in other conversations.
+def of_other_results(method: str, call: RecordedCall, others: Iterable[str], most: int) -> Alternatives:
+    """Select alternatives to the result of a call from results in other conversations.
 
     Args:
+        method: Whose results they are: OTHER_RESULTS (of the same tool) or OTHER_TOOLS.
         call: The recorded call.
         others: The results to select from. A result with the same values as the recorded one is left out.
         most: How many alternatives are wanted.
@@ -111,7 +112,7 @@ def of_other_results(call: RecordedCall, others: Iterable[str], most: int) -> Al
         The alternatives. There are none if fewer than FEWEST results can be selected.
     """
     chosen = select_texts_with_other_values(call.result or "", others, most)
-    return Alternatives(OTHER_RESULTS, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES
+    return Alternatives(method, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES
 
 
 def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: StringPools, most: int) -> Alternatives:
@@ -139,18 +140,3 @@ def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: S
         if version is not None and version not in versions:
             versions.append(version)
     return Alternatives(EXCHANGED_VALUES, tuple(versions)) if versions else NO_ALTERNATIVES
-
-
-def of_other_tools(call: RecordedCall, others: Iterable[str], most: int) -> Alternatives:
-    """Select alternatives to the result of a call from results of other tools in other conversations.
-
-    Args:
-        call: The recorded call.
-        others: The results to select from. A result with the same values as the recorded one is left out.
-        most: How many alternatives are wanted.
-
-    Returns:
-        The alternatives. There are none if fewer than FEWEST results can be selected.
-    """
-    chosen = select_texts_with_other_values(call.result or "", others, most)
-    return Alternatives(OTHER_TOOLS, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES

@@ -28,11 +28,12 @@ from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.traces import alternatives, recorded_calls, recorded_conversations
 from toolformer_dag.traces.alternatives import (
     NO_ALTERNATIVES,
+    OTHER_RESULTS,
+    OTHER_TOOLS,
     READ,
     Alternatives,
     of_exchanged_values,
     of_other_results,
-    of_other_tools,
     said_before,
 )
 from toolformer_dag.traces.exchanged_values import StringPools
@@ -233,7 +234,7 @@ class ShardResults:
         call = _parse_call(row)
         circles = self.circles.get(call.tool, [])
         others = chain.from_iterable(circle.others(row["document"], call) for circle in circles)
-        return of_other_results(call, others, self.swaps)
+        return of_other_results(OTHER_RESULTS, call, others, self.swaps)
 
     def of_other_means(self, row: Mapping[str, Any], messages: Sequence[RecordedMessage]) -> Alternatives:
         """Return results to put in place of a call's own, if its tool gave too few in other conversations.
@@ -255,7 +256,7 @@ class ShardResults:
         if own_with_other_values.results:
             return own_with_other_values
         other_results = self.other_tools.of_other_tools(document, call)
-        return of_other_tools(call, other_results, most=self.swaps)
+        return of_other_results(OTHER_TOOLS, call, other_results, most=self.swaps)
 
 
 def _collect_shard_results(output: TableOutput, shard: str) -> ShardResults:
