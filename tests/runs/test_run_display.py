@@ -1,18 +1,22 @@
 """What is said of a run: before it, by `run --estimate`; while it goes on, a live line or a line per asset."""
 
 import fcntl
+import itertools
 import os
 import pty
 import re
 import struct
+import sys
 import termios
 import threading
 import time
+from types import FrameType
 
 import dagster as dg
 import pytest
 
 from tests.runs.conftest import World
+from toolformer_dag.assets import running
 from toolformer_dag.assets.running import Running, progress, step
 from toolformer_dag.cli.forecast import NOT_COVERED, forecast
 from toolformer_dag.computing.spending import Spent
@@ -83,6 +87,35 @@ def test_a_step_that_computes_is_asked_beside_it_how_far_it_is() -> None:
     with step(dg.build_asset_context(), "calculator/loss_deltas"):
         progress(dg.build_asset_context(), "texts", ahead=lambda: asked.set() or Ahead(1))
         assert asked.wait(60)
+
+
+def test_a_step_that_is_interrupted_while_it_begins_leaves_no_thread_that_its_process_would_wait_for() -> None:
+    moment = 0
+    while _interrupted_at(moment):
+        moment += 1
+        assert [thread for thread in threading.enumerate()[1:] if not thread.daemon] == [], moment
+    assert moment > 10
+
+
+def _interrupted_at(moment: int) -> bool:
+    """Begin a step; raise KeyboardInterrupt before the line of its module that is executed as number `moment`."""
+    lines = itertools.count()
+
+    def trace(frame: FrameType, event: str, argument: object) -> object:
+        if event == "line" and frame.f_code.co_filename == running.__file__ and next(lines) == moment:
+            raise KeyboardInterrupt
+        return trace
+
+    context = dg.build_asset_context()
+    sys.settrace(trace)
+    try:
+        with step(context, "calculator/loss_deltas"):
+            sys.settrace(None)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
 
 
 def _read(terminal: int) -> bytes:

@@ -4,7 +4,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -242,7 +241,7 @@ def _find_progress_file(context: dg.AssetExecutionContext, name: str) -> Path | 
 def _write_progress_regularly(running: Running) -> Iterator[None]:
     """Write the progress of a step to its file every TELL_EVERY_SECONDS while the block runs, in another thread.
 
-    A failed write, such as on a full disk, is ignored. Any other error ends the thread, but not the step.
+    A failed write, such as on a full disk, is ignored. Python prints any other error; it ends the thread, not the step.
     """
     ended = threading.Event()
 
@@ -250,12 +249,14 @@ def _write_progress_regularly(running: Running) -> Iterator[None]:
         while not ended.wait(TELL_EVERY_SECONDS):
             running.write()
 
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(write_until_the_end)
-        try:
-            yield
-        finally:
-            ended.set()
+    # Ctrl-C may interrupt this function before its `try`: the process would wait for a thread that is no daemon.
+    writing = threading.Thread(target=write_until_the_end, daemon=True)
+    writing.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        writing.join()
 
 
 class _Progress:

@@ -179,8 +179,8 @@ def _watch_run(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterat
     block_ended = threading.Event()
     watch = _Watch(instance, folder, sink)
     with ThreadPoolExecutor(1) as threads:
-        watching = threads.submit(watch.until, block_ended)  # sends SIGINT to this process if the UI cancels the run
-        try:
+        try:  # around the start too: Ctrl-C there would leave a thread that nobody ends
+            watching = threads.submit(watch.until, block_ended)  # sends SIGINT if the UI cancels the run
             yield
         finally:
             block_ended.set()
