@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.measure import SHAPES, Cost, Naive, busy_share, measured, random_model, texts
 from toolformer_dag.model.engine import Engine
-from toolformer_dag.model.loading import DTYPES, LanguageModel, load_model
+from toolformer_dag.model.loading import TORCH_DTYPES, LanguageModel, load_model
 from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest
 from toolformer_dag.model.token_service import TokenAnswer, TokenRequest
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
@@ -81,7 +81,7 @@ def executed(
         (number, sample.position, input_)
         for number, proposal in enumerate(proposals)
         for sample in proposal.samples
-        if (input_ := _input(task, sample.position, sample.sample, sample.body)) is not None
+        if (input_ := _input(task, sample.position, sample.sample_number, sample.body)) is not None
     ]
     results = task.tool.run([ToolCall(input_) for *_, input_ in found])
     done = [(*each, result.result) for each, result in zip(found, results, strict=True) if result.result is not None]
@@ -132,7 +132,7 @@ def choose_model(options: argparse.Namespace, prompt: str) -> LanguageModel:
     """Load a model by folder or id, or create random weights of a shape."""
     if options.model:
         return load_model(ModelSettings(name=options.model, dtype=options.dtype, device=options.device))
-    return random_model(options.shape, prompt, options.device, DTYPES[options.dtype])
+    return random_model(options.shape, prompt, options.device, TORCH_DTYPES[options.dtype])
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -150,7 +150,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--synthetic-calls", type=int, default=2, help="distinct synthetic calls at each position, for --shape"
     )
     parser.add_argument("--vllm", type=json.loads, help="options of vLLM as JSON: runs it beside the engine")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--dtype", default="float32", choices=TORCH_DTYPES)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--token-budget", type=int)
@@ -175,10 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = language_model.device
     synthetic = texts(max(options.texts))
     encoding = language_model.encoding
-    lengths = encoding.lengths(synthetic)
+    lengths = encoding.count_tokens(synthetic)
     print(
         f"{language_model.name} {options.dtype} on {device}, {options.threads} thread(s), k {task.k}, m {task.m}; "
-        f"prompt {len(encoding.prompt_tokens(tool.prompt)) + len(encoding.output)} tokens, "
+        f"prompt {len(encoding.encode_prompt(tool.prompt)) + len(encoding.output_label_ids)} tokens, "
         f"texts {sum(lengths) / len(lengths):.0f} tokens"
     )
     annotate(Engine(language_model, token_budget=options.token_budget), task, synthetic[:2], device)

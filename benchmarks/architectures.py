@@ -50,7 +50,7 @@ def annotate(engine: Engine, texts: Sequence[str]) -> Annotated:
         losses = engine.losses(
             [LossRequest(t, i, "Calculator", *c) for t in texts for i in (0, 1, 5, 9) for c in calls]
         )
-    counts = engine.counts.as_dict()
+    counts = engine.token_counts.as_dict()
     return Annotated(proposals, losses, sum(counts[kind] for kind in PROPOSING), cost)
 
 

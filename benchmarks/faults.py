@@ -20,12 +20,12 @@ import zstandard
 
 from benchmarks.worlds import GIVEN, KINDS, SEAL, Ended, Tables, World, differing, flip, rot, unseen
 from toolformer_dag import identity
-from toolformer_dag.assets.measurement_assets import list_manual_assets
+from toolformer_dag.assets.measurement_assets import list_manual_asset_names
 from toolformer_dag.exports.corpus_export import export_corpus
-from toolformer_dag.exports.export_forms import text_form
-from toolformer_dag.exports.verify_project import verify_files, verify_folder
+from toolformer_dag.exports.export_forms import build_text_form
+from toolformer_dag.exports.verify_project import verify_folder, verify_project_files
 from toolformer_dag.files import StorageError, UserError
-from toolformer_dag.lake.verification import VERIFIED
+from toolformer_dag.lake.verification import VERIFIED_FILE_NAME
 
 
 class Skipped(Exception):
@@ -161,8 +161,8 @@ def _judged(whole: Undisturbed, world: World, faults: int, ended: Ended, tokens:
         return Trial(faults, (ended.error,))
     wrong = [f"{table} differs" for table in differing(whole.tables, world.tables())]
     project = world.project()
-    by_hand = list_manual_assets(project.plan)
-    for asset, reason in project.stale().items():
+    by_hand = list_manual_asset_names(project.plan)
+    for asset, reason in project.list_stale_assets().items():
         if asset not in by_hand:
             wrong.append(f"{asset} is stale: {reason.lines}")
     for path in world.named():
@@ -271,14 +271,16 @@ def flipped_bits(whole: Undisturbed, world: World, draw: random.Random) -> Trial
     First single files that runs do not write, one at a time; then files that runs write, all at once. Wrong is what a
     damaged file changed, and a flip that stays without being named or refused.
     """
-    identity.LARGE = 0  # small files are remembered too
+    identity.REMEMBERED_MIN_BYTES = 0  # small files are remembered too
     outcomes: dict[str, Counter[str]] = {kind: Counter() for kind in GIVEN}
     wrong: list[str] = []
     for kind in GIVEN:
         wrong += _wrong_after_flip(world, kind, outcomes[kind], draw)
     flips = [Flip.of(kind, file, draw.random() < 0.5, draw) for kind, file in _every_other_file(world, draw)]
     named = _named_as_rot(world, flips)
-    (world.folder / "disk/lake" / VERIFIED).write_text(str(time.time_ns()))  # nothing changed that a run would see
+    (world.folder / "disk/lake" / VERIFIED_FILE_NAME).write_text(
+        str(time.time_ns())
+    )  # nothing changed that a run would see
     tokens = 0
     for changes, training in RUNS_AFTER_FLIPS:
         ended = world.run(*changes, training=training)
@@ -351,7 +353,7 @@ def _wrong_after_flip(world: World, kind: str, counts: Counter[str], draw: rando
     with unseen(file):
         flipped = Flip.of(kind, file, kind == "base model" or draw.random() < 0.5, draw)
         if is_export:
-            is_named = file in {damaged.path for damaged in verify_folder(export).damaged}
+            is_named = file in {damaged.path for damaged in verify_folder(export).damaged_files}
             error = _export_error(world, export)
             is_refused = error is not None and str(file.parent) in error
         else:
@@ -370,7 +372,7 @@ def _wrong_after_flip(world: World, kind: str, counts: Counter[str], draw: rando
 def _export_error(world: World, folder: Path) -> str | None:
     """Export the corpus again into a folder; return the message where that is refused."""
     try:
-        export_corpus(world.project().plan, folder, text_form())
+        export_corpus(world.project().plan, folder, build_text_form())
     except UserError as error:
         return str(error)
     return None
@@ -442,7 +444,7 @@ def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, t
                 rot(file, draw)
             else:
                 flip(file, draw)
-        damaged = {damage.path for damage in verify_files(plan).damaged}
+        damaged = {damage.path for damage in verify_project_files(plan).damaged_files}
         assert damaged <= contents.keys(), damaged - contents.keys()
         for kind, file in files.items():
             tried[kind] += 1

@@ -70,15 +70,15 @@ def show_step(language_model: LanguageModel) -> None:
     """Print the time of a decoding step of one row, which on a GPU is that of its launches."""
     backbone = transformers_backend(Engine(language_model)).backbone
     device = language_model.device
-    behind = CachedPrompt(backbone, range(1, 400)).texts(slots=1, width=8)
-    behind.features([0], [range(1, 9)], first=0)
-    branches = behind.branches(capacity=1, max_tokens=STEPS + 1)
-    branches.admit([0], [8])
+    behind = CachedPrompt(backbone, range(1, 400)).create_text_cache(slot_count=1, max_text_tokens=8)
+    behind.run_texts([0], [range(1, 9)], first_token_index=0)
+    branches = behind.create_branch_cache(max_branches=1, max_tokens=STEPS + 1)
+    branches.start_branches([0], [8])
     token = torch.ones(1, dtype=torch.long, device=device)
-    branches.step(token)
+    branches.run_next_tokens(token)
     with measured(device) as cost:
         for _ in range(STEPS):
-            branches.step(token)
+            branches.run_next_tokens(token)
     read = sum(weight.nbytes for weight in backbone.body.parameters()) / copy_rate(device)
     each = cost.seconds / STEPS
     print(f"a decoding step of one row takes {1e3 * each:.1f} ms, reading the weights once {1e3 * read:.1f} ms")
@@ -98,7 +98,7 @@ def print_rates(engine: Engine, task: AnnotationTask, chosen: Sequence[str]) -> 
     Only matrix products count as operations, not attention.
     """
     model = engine.language_model.model
-    rows = transformers_backend(engine).budget.tokens
+    rows = transformers_backend(engine).token_budget.max_tokens
     width = int(model.config.hidden_size)
     peak = product_rate(engine.language_model.device, model.dtype, rows, width)
     print(f"a plain matrix product [{rows}, {width}] x [{width}, {4 * width}]: {peak / 1e9:.0f} GFLOP/s")
@@ -111,14 +111,14 @@ def _proposals(engine: Engine, task: AnnotationTask, requests: list[ProposalRequ
     """Measure positions alone, and samples as the difference to positions."""
 
     def cost_of(m: int) -> tuple[float, dict[str, int]]:
-        before = engine.counts.as_dict()
+        before = engine.token_counts.as_dict()
         with measured(engine.language_model.device) as cost:
             engine.propose(task.tool.prompt, requests, tau_s=0.0, k=task.k, m=m, sampling=task.sampling)
-        return cost.seconds, {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
+        return cost.seconds, {kind: count - before[kind] for kind, count in engine.token_counts.as_dict().items()}
 
     cost_of(0)
     positions, counts = cost_of(0)
-    read = sum(engine.language_model.encoding.lengths([request.text for request in requests]))
+    read = sum(engine.language_model.encoding.count_tokens([request.text for request in requests]))
     _show("positions", counts["positions"], positions, engine, peak, read)
     both, counts = cost_of(task.m)
     _show("samples", counts["samples"], both - positions, engine, peak, counts["samples"])
@@ -131,10 +131,10 @@ def _calls(chosen: Sequence[str]) -> list[LossRequest]:
 
 
 def _losses(engine: Engine, calls: list[LossRequest], peak: float) -> None:
-    before = engine.counts.as_dict()
+    before = engine.token_counts.as_dict()
     with measured(engine.language_model.device) as cost:
         engine.losses(calls)
-    after = engine.counts.as_dict()
+    after = engine.token_counts.as_dict()
     tokens = sum(after[kind] - before[kind] for kind in ("loss_empty", "loss_call", "loss_result"))
     _show("losses", tokens, cost.seconds, engine, peak, rows=5 * 2 * len(calls))
 
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     task = AnnotationTask(tool, 5, 5, 0.1, SamplingSettings(max_call_tokens=24), 2)
     chosen = texts(options.texts)
     engine = Engine(language_model)
-    print(f"{options.shape} bfloat16 on {device}, {transformers_backend(engine).budget.tokens} tokens a pass")
+    print(f"{options.shape} bfloat16 on {device}, {transformers_backend(engine).token_budget.max_tokens} tokens a pass")
     annotate(Engine(language_model), task, chosen[:2], device)
     show(annotate(engine, task, chosen, device), len(chosen))
     print_rates(engine, task, chosen)

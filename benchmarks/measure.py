@@ -191,12 +191,12 @@ class NaiveBackend:
     Runs every sequence alone; only the tokens of one sample share a cache, where `caches` is true.
     """
 
-    greedy_rows = 1
+    max_greedy_rows = 1
 
     def __init__(self, language_model: LanguageModel, *, caches: bool = True) -> None:
         self.language_model = language_model
         self.context_length = language_model.context_length
-        self.counts = TokenCounts()
+        self.token_counts = TokenCounts()
         self.caches = caches
 
     @property
@@ -205,30 +205,34 @@ class NaiveBackend:
         return "naive"
 
     @torch.inference_mode()
-    def propose(
+    def sample_calls(
         self,
-        prompt: Sequence[int],
+        prompt_ids: Sequence[int],
         texts: Sequence[TokenText],
-        start: Sequence[int],
+        call_start_ids: Sequence[int],
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
         """Compute positions with a pass per text, samples one after another; plain sampling only."""
-        return [self._propose([*prompt, *text.ids], len(prompt), text, start, ends) for text in texts]
+        return [
+            self._propose([*prompt_ids, *text.token_ids], len(prompt_ids), text, call_start_ids, ends) for text in texts
+        ]
 
     @torch.inference_mode()
-    def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+    def compute_log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Run prefix and text of each query to their end."""
         return [self._answer(query) for query in queries]
 
     @torch.inference_mode()
-    def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyBatch:
+    def start_greedy_rows(self, token_sequences: Sequence[Sequence[int]]) -> GreedyBatch:
         """Recompute the whole sequence for every token, each row alone."""
         backbone = Backbone(self.language_model.model, TokenBudget(1))
         backbone.uses_custom_attention = False
-        backbone.run_whole_model()
-        rows = Sharing(RECOMPUTED, CacheUse(chunks=True, batching="single", recomputes=True)).rows(backbone)
-        return GreedyBatch(backbone, rows, rows.add(sequences))
+        backbone.stop_splitting_model()
+        rows = Sharing(
+            RECOMPUTED, CacheUse(can_run_chunks=True, batching="single", recomputes_rows=True)
+        ).create_branch_cache(backbone)
+        return GreedyBatch(backbone, rows, rows.add_sequences(token_sequences))
 
     def _propose(self, ids: list[int], head: int, text: TokenText, start: Sequence[int], ends: Ends) -> list[list[int]]:
         rows = self._logits(ids, "positions")[head + text.first_place - 1 :].softmax(-1)
@@ -238,7 +242,7 @@ class NaiveBackend:
                 before = ids[: head + text.first_place + place]
                 probabilities[place] *= self._later_probability(before, start)
         sampled: list[list[int]] = []
-        for point in text.choose(probabilities):
+        for point in text.choose_points(probabilities):
             sampled += self._samples(ids, head, point, start, ends)
         return sampled
 
@@ -250,7 +254,7 @@ class NaiveBackend:
     def _samples(
         self, ids: list[int], head: int, point: SamplePoint, start: Sequence[int], ends: Ends
     ) -> list[list[int]]:
-        prefix = [*ids[: head + point.tokens_before], *start]
+        prefix = [*ids[: head + point.token_count_before], *start]
         return [self._sample(prefix, stream, ends) for stream in point.uniforms]
 
     def _sample(self, prefix: list[int], stream: np.ndarray[Any, Any], ends: Ends) -> list[int]:
@@ -259,15 +263,15 @@ class NaiveBackend:
         for uniform in stream:
             cumulative = logits[0, -1].float().softmax(-1).double().cumsum(-1)
             sampled.append(int(torch.searchsorted(cumulative, float(uniform) * cumulative[-1], right=True)))
-            if ends.may_end(np.array(sampled[-1:]))[0] and ends.has_ended(sampled):
+            if ends.can_end_sample(np.array(sampled[-1:]))[0] and ends.has_sample_ended(sampled):
                 break
             logits, cache = self._run(sampled[-1:], cache) if self.caches else self._run(prefix + sampled, None)
         return sampled
 
     def _run(self, ids: list[int], cache: Any) -> tuple[torch.Tensor, Any]:
-        self.counts.add("samples", len(ids))
-        self.counts.passes += cache is None
-        self.counts.decoding_steps += cache is not None
+        self.token_counts.add_tokens("samples", len(ids))
+        self.token_counts.passes += cache is None
+        self.token_counts.decoding_steps += cache is not None
         model = self.language_model.model
         inputs = torch.tensor([ids], device=self.language_model.device)
         if not self.caches:
@@ -277,14 +281,16 @@ class NaiveBackend:
         return output.logits, getattr(output, name)
 
     def _answer(self, query: TokenQuery) -> LogProbabilities:
-        rows = self._logits([*query.prefix, *query.text], query.kind).log_softmax(-1)
-        places = torch.tensor(list(query.places), device=rows.device) + len(query.prefix) - 1
-        found: LogProbabilities = rows[places].gather(1, torch.tensor(query.tokens, device=rows.device)).cpu().numpy()
+        rows = self._logits([*query.prefix_ids, *query.text_ids], query.count_field).log_softmax(-1)
+        places = torch.tensor(list(query.query_positions), device=rows.device) + len(query.prefix_ids) - 1
+        found: LogProbabilities = (
+            rows[places].gather(1, torch.tensor(query.target_ids_by_place, device=rows.device)).cpu().numpy()
+        )
         return found
 
     def _logits(self, ids: Sequence[int], kind: str) -> torch.Tensor:
-        self.counts.add(kind, len(ids))
-        self.counts.passes += 1
+        self.token_counts.add_tokens(kind, len(ids))
+        self.token_counts.passes += 1
         inputs = torch.tensor([list(ids)], device=self.language_model.device)
         logits: torch.Tensor = self.language_model.model(inputs, use_cache=False).logits[0].float()
         return logits

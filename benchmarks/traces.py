@@ -19,9 +19,9 @@ import orjson
 
 from benchmarks.made_traces import FAULTS, records
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.markdown import table
+from toolformer_dag.markdown import format_markdown_table
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
+from toolformer_dag.traces.judgement import Judgement, get_traces_database_path, judge_traces
 
 Values = dict[int, float]
 CALLS = "SELECT split_part(conversation, ':', 2)::INT AS n, verdict = 'helps' AS helps, {} AS value FROM trace_calls"
@@ -67,7 +67,7 @@ def judged(fault: str, count: int, pairs: Sequence[str], folder: Path) -> Judgem
     lines = [orjson.dumps(record) + b"\n" for record in records(count, fault)]
     (folder / "made.jsonl").write_bytes(b"".join(lines))
     settings = load_settings(folder / "toolformer.toml", overrides=pairs)
-    return judge_traces(settings, [str(folder / "made.jsonl")], traces_database(settings))
+    return judge_traces(settings, [str(folder / "made.jsonl")], get_traces_database_path(settings))
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,12 @@ def judge_folder(folder: Path, pairs: Sequence[str]) -> None:
         settings_file = Path(project) / "toolformer.toml"
         settings_file.write_text("[tools.calculator]\n")
         settings = load_settings(settings_file, overrides=pairs)
-        judgement = judge_traces(settings, [str(folder)], traces_database(settings))
-        print(judgement.summary)
+        judgement = judge_traces(settings, [str(folder)], get_traces_database_path(settings))
+        print(judgement.summary_line)
         for value in ("gain", "relative_gain", "overlap"):
             print(f"AUC of {value}: {told_apart(judgement, value)}")
         print(query(judgement.database, COUNTS))
-    print(f"{judgement.tokens:,} tokens")
+    print(f"{judgement.model_token_count:,} tokens")
 
 
 def main() -> None:
@@ -163,11 +163,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             judgement = judged(fault, chosen.count, [f"model.name={chosen.model}", *chosen.set], Path(folder))
             judged_faults[fault] = judged_fault(judgement)
-        tokens += judgement.tokens
+        tokens += judgement.model_token_count
         line = [fault, *cells(judged_faults[fault], right=judged_faults["right"])]
         print(*line, sep=" | ", flush=True)
         lines.append(line)
-    print(table(("last call", "n", "share that helps", "AUC of gain", "AUC of overlap"), lines))
+    print(format_markdown_table(("last call", "n", "share that helps", "AUC of gain", "AUC of overlap"), lines))
     usage = resource.getrusage(resource.RUSAGE_SELF)
     print(f"{tokens:,} tokens, {usage.ru_utime:.0f} CPU-seconds")
 

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.measure import make_tokenizer, peak_memory, texts
-from toolformer_dag.model.loading import DTYPES
+from toolformer_dag.model.loading import TORCH_DTYPES
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
@@ -83,7 +83,7 @@ def train(config: Any, batch: int, length: int, keys: dict[str, Any]) -> tuple[f
         held = max(change["args"]["Total Allocated"] for change in changes) - before
     if device.type == "cuda":
         return states / 1e6, activations / 1e6, peak_memory(device)
-    loaded = weights * DTYPES[settings.precision].itemsize * (2 if settings.keep_base else 1)
+    loaded = weights * TORCH_DTYPES[settings.precision].itemsize * (2 if settings.keep_base else 1)
     return states / 1e6, activations / 1e6, (held + loaded) / 1e6  # threads load weights, seen by no profile
 
 

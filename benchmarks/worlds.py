@@ -24,13 +24,13 @@ from polars.testing import assert_frame_equal
 import toolformer_dag.model.engine  # noqa: F401
 from toolformer_dag import identity
 from toolformer_dag.cli.project import Project
-from toolformer_dag.exports.verify_project import verify_files
+from toolformer_dag.exports.verify_project import verify_project_files
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, choose_split
 from toolformer_dag.pipeline.stages import list_table_outputs
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.synthetic import PROMPTS, SMALL_MODEL
-from toolformer_dag.synthetic.web import encode_stored_gzip, records
+from toolformer_dag.synthetic import PROMPT_FOLDER, SMALL_MODEL_FOLDER
+from toolformer_dag.synthetic.web import encode_stored_gzip, iter_web_records
 
 MEASURED = ("seconds", "cost")
 SETTINGS = """
@@ -109,8 +109,8 @@ class World:
         """Lay out a world in which nothing ran yet."""
         folder.mkdir(parents=True)
         (folder / "toolformer.toml").write_text(SETTINGS)
-        shutil.copytree(SMALL_MODEL, folder / "model")
-        shutil.copy(PROMPTS / "calculator.txt", folder)
+        shutil.copytree(SMALL_MODEL_FOLDER, folder / "model")
+        shutil.copy(PROMPT_FOLDER / "calculator.txt", folder)
         (folder / "web").mkdir()
         pages = [json.dumps(page) + "\n" for page in _pages(documents)]
         for number in range(2):
@@ -126,16 +126,18 @@ class World:
     def project(self, *overrides: str) -> Project:
         """Load the settings and open the instance, for this process."""
         os.environ["DAGSTER_HOME"] = str(self.folder / ".dagster")
-        return Project.of(load_settings(self.folder / "toolformer.toml", environment={}, overrides=overrides))
+        return Project.from_settings(
+            load_settings(self.folder / "toolformer.toml", environment={}, overrides=overrides)
+        )
 
     def run(self, *overrides: str, training: bool = False) -> Ended:
         """Run in this process; an error that the command line would show is returned."""
         try:
-            report = self.project(*overrides).run(training)
+            report = self.project(*overrides).run_rounds(training)
         except UserError as error:
             return Ended(str(error), 0)
-        told = "\n".join(f"{name}: {reason}" for name, reason in report.failed.items())
-        return Ended(told or None, (report.spent + report.unfinished).tokens)
+        told = "\n".join(f"{name}: {reason}" for name, reason in report.failure_by_asset.items())
+        return Ended(told or None, (report.spending + report.unfinished_spending).tokens)
 
     def start(self, *overrides: str, clock: timedelta = timedelta(0)) -> "ForkServerProcess":
         """Start a run in a process group of its own, in which Python's clock is off by `clock`."""
@@ -157,9 +159,9 @@ class World:
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return all rows of all tables without what measures time; nothing damaged is read."""
         return {
-            f"{output.name} {part}": output.table.read(part).drop(MEASURED, strict=False)
+            f"{output.name} {part}": output.table.read_part(part).drop(MEASURED, strict=False)
             for output in list_table_outputs(self.project().plan)
-            for part in output.table.parts()
+            for part in output.table.list_part_names()
         }
 
     def files(self, kind: str) -> list[Path]:
@@ -169,7 +171,7 @@ class World:
 
     def named(self) -> set[Path]:
         """Return the files that `verify` names."""
-        return {one.path for one in verify_files(self.project().plan).damaged}
+        return {one.path for one in verify_project_files(self.project().plan).damaged_files}
 
 
 def differing(one: Tables, other: Tables) -> list[str]:
@@ -197,7 +199,7 @@ def unseen(*files: Path) -> Iterator[None]:
     yield
     for file, (status, hashes) in known.items():
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-        identity.remember(file, hashes)
+        identity.remember_hashes(file, hashes)
 
 
 def rot(file: Path, draw: random.Random) -> None:
@@ -210,7 +212,7 @@ def _pages(documents: int) -> list[dict[str, Any]]:
     """Return pages of the small web, HELDOUT_SHARE of them held out, at least one: without any, nothing is trained."""
 
     def of(split: str, count: int) -> Iterator[dict[str, Any]]:
-        drawn = records(0, "corpus", sys.maxsize)
+        drawn = iter_web_records(0, "corpus", sys.maxsize)
         return islice((page for page in drawn if choose_split(page["raw_content"]) == split), count)
 
     held = math.ceil(HELDOUT_SHARE * documents)

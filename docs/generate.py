@@ -21,8 +21,8 @@ from toolformer_dag.computing.plan import Plan
 from toolformer_dag.conversations.forms import ALL_FORMS
 from toolformer_dag.conversations.forms.form import format_example
 from toolformer_dag.evaluation.evaluated_tables import list_all_tables
-from toolformer_dag.lake.warehouse_building import build
-from toolformer_dag.markdown import table
+from toolformer_dag.lake.warehouse_building import build_warehouse
+from toolformer_dag.markdown import format_markdown_table
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.stages import list_table_outputs
 from toolformer_dag.settings.sections import SettingsTables
@@ -70,7 +70,7 @@ def conversation_forms_reference() -> str:
         "them again. Each has an example, which a test reads and writes without its call. "
         "[How to add a form](../howto/own-form.md).\n\n"
     )
-    return introduction + table(("form", "where it is described"), rows) + "\n\n" + "\n".join(examples)
+    return introduction + format_markdown_table(("form", "where it is described"), rows) + "\n\n" + "\n".join(examples)
 
 
 def llms_txt(references: Mapping[str, str]) -> str:
@@ -176,10 +176,12 @@ def warehouse_reference() -> str:
 def empty_warehouse(folder: Path) -> Path:
     """Build the warehouse of the embedded profile in `folder`, with all tables and views and no rows."""
     (folder / "toolformer.toml").write_text('profile = "embedded"\n', "utf-8")
-    plan = Plan.of(load_settings(folder / "toolformer.toml", environment={}))
+    plan = Plan.from_settings(load_settings(folder / "toolformer.toml", environment={}))
     database = plan.settings.paths.warehouse
     database.parent.mkdir(parents=True)
-    build(plan.lake, CallWarehouse(list_all_tables(list_table_outputs(plan)), plan.lane_names), database)
+    build_warehouse(
+        plan.lake, CallWarehouse(list_all_tables(list_table_outputs(plan)), plan.tool_name_by_lane_key), database
+    )
     return database
 
 
@@ -234,7 +236,7 @@ def holds_values(field: FieldInfo) -> bool:
 def _sections(name: str, section: type[SettingsTable]) -> Iterator[str]:
     rows = [_row(key, field) for key, field in section.model_fields.items() if holds_values(field)]
     if rows:
-        yield table(SETTING, rows).rstrip("\n")
+        yield format_markdown_table(SETTING, rows).rstrip("\n")
     for key, field in section.model_fields.items():
         if (below := subtable(field)) is not None:
             path = ".".join(filter(None, (name, key, "NAME" if get_origin(field.annotation) is dict else "")))
@@ -290,7 +292,7 @@ def _shown(field: FieldInfo) -> str:
 
 def _table(titles: Sequence[str], rows: Any) -> str:
     body = list(rows)
-    return table(titles, body, _cell) if body else ""
+    return format_markdown_table(titles, body, _cell) if body else ""
 
 
 def _cell(text: object) -> str:

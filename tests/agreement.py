@@ -8,7 +8,7 @@ import pytest
 from tests.decoded import generate
 from tests.tiny_models import PROMPT, TEXTS
 from toolformer_dag.decoding.generation import DecodedCall
-from toolformer_dag.evaluation.language_modeling import perplexity
+from toolformer_dag.evaluation.language_modeling import compute_perplexity
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.settings.model_settings import SamplingSettings
@@ -25,7 +25,7 @@ def assert_same_numbers(engines: Sequence[Engine], texts: Sequence[str] = TEXTS,
         np.testing.assert_allclose(one.probabilities, other.probabilities, rtol=1e-4, atol=1e-7)
         assert one.samples == other.samples
     known = [
-        ProposalRequest(one.text, one.digest, probabilities=found.probabilities, stored=frozenset({(0, 0)}))
+        ProposalRequest(one.text, one.digest, probabilities=found.probabilities, stored_samples=frozenset({(0, 0)}))
         for one, found in zip(requests, ours, strict=True)
     ]
     ours, theirs = (engine.propose(PROMPT, known, tau_s=0.0, k=4, m=5, sampling=sampling) for engine in engines)
@@ -36,8 +36,8 @@ def assert_same_numbers(engines: Sequence[Engine], texts: Sequence[str] = TEXTS,
     for one, other in zip(ours, theirs, strict=True):
         for name in ("loss_empty", "loss_call", "loss_result"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-4)
-    one, other = (perplexity(engine.language_model, texts) for engine in engines)
-    assert (one.tokens, one.nats) == (other.tokens, pytest.approx(other.nats, rel=1e-5))
+    one, other = (compute_perplexity(engine.language_model, texts) for engine in engines)
+    assert (one.token_count, one.total_nats) == (other.token_count, pytest.approx(other.total_nats, rel=1e-5))
     prompts = [f"Ada had {at} apples and so" for at in range(answered)]
     for k in (1, 10, 40):
         one, other = (answers(engine, prompts, k) for engine in engines)
@@ -48,5 +48,7 @@ def answers(
     engine: Engine, prompts: Sequence[str], k: int, tool: Tool | None = None, max_call_tokens: int = 10
 ) -> list[tuple[str, tuple[DecodedCall, ...]]]:
     tool = tool or load_tool("calculator", {})
-    limits = {"max_new_tokens": 20, "max_call_tokens": max_call_tokens, "calls": 2}
-    return [(one.text, one.calls) for one in generate(engine.language_model, prompts, {tool.name: tool}, k=k, **limits)]
+    limits = {"max_new_tokens": 20, "max_call_tokens": max_call_tokens, "max_call_positions": 2}
+    return [
+        (one.text, one.calls) for one in generate(engine.language_model, prompts, {tool.name: tool}, top_k=k, **limits)
+    ]

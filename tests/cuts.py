@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from toolformer_dag.texts.segments import Segment, TokenCounter, pieces, segments
+from toolformer_dag.texts.segments import Segment, TokenCounter, build_segments, iter_pieces
 
 
 def words(texts: Sequence[str]) -> list[int]:
@@ -15,5 +15,5 @@ def characters(texts: Sequence[str]) -> list[int]:
 
 def fitting(text: str, limit: int, count: TokenCounter) -> list[Segment]:
     """Return the texts of a document: its pieces but for words that do not fit."""
-    found = [piece for piece in pieces(text, limit, count) if piece.tokens <= limit]
-    return segments(text, [(piece.start, piece.end - piece.start) for piece in found])
+    found = [piece for piece in iter_pieces(text, limit, count) if piece.token_count <= limit]
+    return build_segments(text, [(piece.start, piece.end - piece.start) for piece in found])

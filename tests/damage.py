@@ -21,6 +21,6 @@ def rot(file: Path, chance: random.Random) -> None:
     """Flip one bit as a disk does that gives back other bits under the same times: what was hashed stays remembered."""
     known = identity.read_remembered_hashes(file)
     flip(file, chance)
-    identity.remember(file, known)
-    while not identity.is_settled(file.stat()):
+    identity.remember_hashes(file, known)
+    while not identity.has_settled_times(file.stat()):
         time.sleep(0.001)

@@ -8,7 +8,7 @@ from toolformer_dag.decoding.generation import Generation
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.model.backend import Backend
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.tools.routing import offer
+from toolformer_dag.tools.routing import build_tool_offer
 from toolformer_dag.tools.tool import Tool
 
 TODAY = "2023-01-30"
@@ -28,5 +28,5 @@ def generate(
 
     Without `contexts` the date is TODAY: what a small model writes after a date differs from day to day.
     """
-    made = DecodingRules(model, tools, offer=offer(tools, offered), **rules)
+    made = DecodingRules(model, tools, choose_offered_tools=build_tool_offer(tools, offered), **rules)
     return greedy.generate(made, prompts, contexts or [TODAY] * len(prompts), backend=backend)

@@ -42,7 +42,7 @@ class S3:
 
     def objects(self, lake: Lake) -> dict[str, int]:
         """Return the bytes of every object of a lake by its key below the lake."""
-        return {file.path.relative_to(lake.root).as_posix(): file.bytes for file in lake.storage.files()}
+        return {file.path.relative_to(lake.root).as_posix(): file.size_bytes for file in lake.storage.iter_files()}
 
     def overwrite(self, lake: Lake, path: Path, content: bytes) -> None:
         """Put other bytes in the place of an object, and drop this machine's copy."""

@@ -26,19 +26,19 @@ from typing import Any
 import polars as pl
 
 from tests.simulation import Crashed, Disk, Objects, Process, Simulation
-from toolformer_dag.computing.reasons import differences
-from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
+from toolformer_dag.computing.reasons import find_differences
+from toolformer_dag.computing.spending import COSTS_TABLE, StepCost, add_cost
 from toolformer_dag.computing.stage import ByChunk, ByPart, Chunk, Column, PartRows, Planned, Stage, TableOutput, Work
-from toolformer_dag.computing.stored_rows import claim
-from toolformer_dag.computing.update import TableReport, update
+from toolformer_dag.computing.stored_rows import claim_keys
+from toolformer_dag.computing.update import TableReport, update_table
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.computing.workers import Workers, in_process
+from toolformer_dag.computing.workers import Workers, build_in_process_executor
 from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.cleaning import clean
+from toolformer_dag.lake.cleaning import clean_lake
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake, MissingPart
-from toolformer_dag.lake.verification import checked_files
+from toolformer_dag.lake.verification import iter_checked_files
 
 INT = pl.Int64()
 KEY = Column(INT, "a number of the shard")
@@ -50,37 +50,37 @@ GRACE = timedelta(hours=24)
 
 
 def numbers(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    return PartRows([pl.DataFrame({"key": output.plan.shards[part].rows}, schema={"key": INT})])
+    return PartRows([pl.DataFrame({"key": output.plan.shards_by_name[part].rows}, schema={"key": INT})])
 
 
 def values(worker: Worker, output: TableOutput) -> RowStore:
-    return worker.rows("sim/values", {"k": output.plan.k}, ("key",), STORED)
+    return worker.open_row_store("sim/values", {"k": output.plan.k}, ("key",), STORED)
 
 
 def chunks(worker: Worker, output: TableOutput, part: str, claimed: Any) -> Planned:
     store = values(worker, output)
-    keys = output.plan.lake.table("sim/numbers").read(part)
-    missing = claim(claimed, store.name, store.missing(keys))
+    keys = output.plan.lake.get_table("sim/numbers").read_part(part)
+    missing = claim_keys(claimed, store.name, store.find_missing_keys(keys))
     return Planned([Chunk(one.height, one) for one in missing.iter_slices(1)], Work())
 
 
 def compute(worker: Worker, output: TableOutput, keys: pl.DataFrame) -> Work:
-    values(worker, output).append(keys.with_columns(value=pl.col("key") ** 2 * output.plan.k))
-    return Work(computed=Counter(texts=keys.height))
+    values(worker, output).append_rows(keys.with_columns(value=pl.col("key") ** 2 * output.plan.k))
+    return Work(computed_rows_by_kind=Counter(texts=keys.height))
 
 
 def squares(worker: Worker, output: TableOutput, part: str) -> PartRows:
     store = values(worker, output)
-    keys = output.plan.lake.table("sim/numbers").read(part)
-    found = keys.join(store.stored(keys), on="key", how="left", maintain_order="left")
+    keys = output.plan.lake.get_table("sim/numbers").read_part(part)
+    found = keys.join(store.read_stored_rows(keys), on="key", how="left", maintain_order="left")
     if found["value"].null_count():
         raise StorageError("rows were damaged while they were read; run again")
-    return PartRows([found], stores=[store.name])
+    return PartRows([found], store_names=[store.name])
 
 
 def sums(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    table = output.plan.lake.table("sim/squares")
-    rows = [(one, table.read(one)["value"].sum()) for one in table.parts()]
+    table = output.plan.lake.get_table("sim/squares")
+    rows = [(one, table.read_part(one)["value"].sum()) for one in table.list_part_names()]
     return PartRows([pl.DataFrame(rows, schema={"shard": pl.String(), "value": INT}, orient="row")])
 
 
@@ -91,9 +91,9 @@ STAGES = (
         {"key": KEY},
         ("key",),
         lambda plan, lane: {},
-        inputs=lambda output: lambda part: {"content": list(output.plan.shards[part].rows)},
+        inputs=lambda output: lambda part: {"content": list(output.plan.shards_by_name[part].rows)},
         group="sim",
-        make=ByPart(numbers),
+        row_maker=ByPart(numbers),
     ),
     Stage(
         "squares",
@@ -103,7 +103,7 @@ STAGES = (
         lambda plan, lane: {"k": plan.k},
         reads=("sim/numbers",),
         group="sim",
-        make=ByChunk(chunks, compute, squares),
+        row_maker=ByChunk(chunks, compute, squares),
     ),
     Stage(
         "sums",
@@ -113,8 +113,8 @@ STAGES = (
         lambda plan, lane: {},
         reads=("sim/squares",),
         group="sim",
-        sharded=False,
-        make=ByPart(sums),
+        is_sharded=False,
+        row_maker=ByPart(sums),
     ),
 )
 
@@ -149,8 +149,10 @@ class Schedule:
     def plan(self, k: int) -> Any:
         """Return as much of a plan as bringing up to date asks for, with the lake as a new process sees it."""
         limits = SimpleNamespace(execution=SimpleNamespace(chunk_hours=1.0, most_tokens=None))
-        shards = {name: SimpleNamespace(place=name, rows=rows) for name, rows in self.shards.items()}
-        return SimpleNamespace(lake=self.lake(), shards=shards, k=k, named=str, lanes=(), settings=limits)
+        shards = {name: SimpleNamespace(location=name, rows=rows) for name, rows in self.shards.items()}
+        return SimpleNamespace(
+            lake=self.lake(), shards_by_name=shards, k=k, add_round_suffix=str, lanes=(), settings=limits
+        )
 
     def update(self, name: str, k: int, claims: bool) -> list[TableReport]:
         """Bring the tables up to date in a new process."""
@@ -159,12 +161,12 @@ class Schedule:
         lake = plan.lake
         outputs = [TableOutput(stage, plan) for stage in STAGES]
         worker = Worker(plan)
-        lent = Workers(worker, {output.name: output for output in outputs}, in_process)
+        lent = Workers(worker, {output.name: output for output in outputs}, build_in_process_executor)
         for output in outputs:
-            with lake.storage.claimed("gpu", lambda holder: None) if claims else nullcontext():
-                reports.append(update(worker, lent, output, lambda done, total: None))
+            with lake.storage.hold_claim("gpu", lambda holder: None) if claims else nullcontext():
+                reports.append(update_table(worker, lent, output, lambda done, total: None))
             lake.storage.write_beside(lambda output=output: self._note(lake, name, output.name))
-        lake.storage.wait_for_writes()
+        lake.storage.wait_for_background_write()
         return reports
 
     def _note(self, lake: Lake, run: str, name: str) -> None:
@@ -173,10 +175,10 @@ class Schedule:
 
     def look(self) -> None:
         """Read the squares; those of a part were all made with one k, of one content of the shard."""
-        table = self.lake().table("sim/squares")
-        for part in table.parts():
+        table = self.lake().get_table("sim/squares")
+        for part in table.list_part_names():
             with suppress(MissingPart):
-                rows = table.read(part).rows()
+                rows = table.read_part(part).rows()
                 allowed = [[(n, n * n * k) for n in keys] for k in FACTORS for keys in self.history[part]]
                 if rows not in allowed:
                     raise Wrong(f"a reader saw {rows} in {part}")
@@ -188,11 +190,11 @@ class Schedule:
         """
         plan = self.plan(self.k)
         for output in (TableOutput(stage, plan) for stage in STAGES):
-            if found := differences(output):
+            if found := find_differences(output):
                 raise Wrong(f"after a run {output.name} is out of date: {found.lines}")
-            if isinstance(output.stage.make, ByChunk) and not cleaned:
+            if isinstance(output.stage.row_maker, ByChunk) and not cleaned:
                 keys = pl.DataFrame({"key": [n for keys in self.shards.values() for n in keys]}, schema={"key": INT})
-                if lost := values(Worker(plan), output).missing(keys).rows():
+                if lost := values(Worker(plan), output).find_missing_keys(keys).rows():
                     raise Wrong(f"computed rows are lost: {lost}")
 
     def stored(self) -> set[tuple[int, int]]:
@@ -202,17 +204,17 @@ class Schedule:
         found = set()
         for k in FACTORS:
             store = RowStore(lake.storage, f"sim/values/{fingerprint({'k': k})}", ["key"], pl.Schema(STORED))
-            found |= {(k, key) for key, _ in store.stored(asked).rows()}
+            found |= {(k, key) for key, _ in store.read_stored_rows(asked).rows()}
         return found
 
     def verify(self) -> None:
         """Nothing is damaged."""
-        if bad := [one for one in checked_files(self.lake()) if one.reason is not None]:
+        if bad := [one for one in iter_checked_files(self.lake()) if one.reason is not None]:
             raise Wrong(f"verify names {bad}")
 
     def clean(self) -> None:
         """Remove what nothing needs."""
-        clean(self.lake(), GRACE, dry_run=False)
+        clean_lake(self.lake(), GRACE, dry_run=False)
 
     def again(self, work: Callable[[], None]) -> None:
         """Do it a few times."""
@@ -288,7 +290,7 @@ def _checked(made: Schedule) -> None:
     """Compare what a run without faults makes of it with the tables of an undisturbed one."""
     sim = made.sim
     reports = [_alone(sim, lambda number=number: made.update(f"last {number}", made.k, True)) for number in range(2)]
-    if any(not report.unchanged for report in reports[1]):
+    if any(not report.is_unchanged for report in reports[1]):
         raise Wrong(f"a second run did {[report.updated for report in reports[1]]}")
     _alone(sim, made.verify)
     found = _alone(sim, lambda: dict(_tables(made.lake())))
@@ -297,7 +299,10 @@ def _checked(made: Schedule) -> None:
     expected |= {f"sim/squares {name}": rows for name, rows in squared.items()}
     expected["sim/sums all"] = sorted((name, sum(value for _, value in rows)) for name, rows in squared.items())
     notes = [
-        (row[0], name.removeprefix(f"{COSTS} ")) for name in list(found) if COSTS in name for row in found.pop(name)
+        (row[0], name.removeprefix(f"{COSTS_TABLE} "))
+        for name in list(found)
+        if COSTS_TABLE in name
+        for row in found.pop(name)
     ]
     if found != expected:
         raise Wrong(f"the tables are {found}, not {expected}")
@@ -316,9 +321,9 @@ def _alone(sim: Simulation, work: Callable[[], Any]) -> Any:
 
 
 def _tables(lake: Lake) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-    for name in (*(f"sim/{stage.name}" for stage in STAGES), COSTS):
-        for part in lake.table(name).parts():
-            yield f"{name} {part}", lake.table(name).read(part).rows()
+    for name in (*(f"sim/{stage.name}" for stage in STAGES), COSTS_TABLE):
+        for part in lake.get_table(name).list_part_names():
+            yield f"{name} {part}", lake.get_table(name).read_part(part).rows()
 
 
 def replayed(seed: int, root: Path) -> tuple[str, int]:

@@ -26,7 +26,7 @@ from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionErr
 from xxhash import xxh3_64
 
 from toolformer_dag.computing import spending, update
-from toolformer_dag.files import WriteError, write_whole
+from toolformer_dag.files import WriteError, write_file_atomically
 from toolformer_dag.lake import cleaning, manifest, object_storage, row_store, session, storage, table
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.storage import Storage, StoredFile
@@ -185,7 +185,7 @@ class Simulation:
 
     @contextmanager
     def locked(self, path: Path, wait: bool = True) -> Iterator[bool]:
-        """Hold a lock as `files.locked` does."""
+        """Hold a lock as `files.hold_file_lock` does."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         place = os.path.realpath(path)
@@ -202,7 +202,7 @@ class Simulation:
         """Write a file as `files.write_whole` does; who is killed may leave half of it under another name."""
 
         def write() -> None:
-            write_whole(path, content)
+            write_file_atomically(path, content)
             os.utime(path, (self.now, self.now))
 
         try:
@@ -238,8 +238,8 @@ class Simulation:
                 (row_store, "MERGE_AT", 3),
                 (session, "wait", lambda futures: sim.wait(lambda: all(one.done for one in futures))),
                 (object_storage, "threading", threads),
-                (storage, "locked", sim.locked),
-                (storage, "write_whole", sim.write_whole),
+                (storage, "hold_file_lock", sim.locked),
+                (storage, "write_file_atomically", sim.write_whole),
                 (cleaning, "datetime", dates),
                 (spending, "datetime", dates),
             ):
@@ -303,14 +303,14 @@ class Disk(Storage):
         super().__init__(root)
         self.sim = sim
 
-    def names(self, folder: Path) -> Any:
-        return self.sim.operation(f"list {folder.name}", lambda: sorted(Storage.names(self, folder)))
+    def list_file_names(self, folder: Path) -> Any:
+        return self.sim.operation(f"list {folder.name}", lambda: sorted(Storage.list_file_names(self, folder)))
 
-    def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
-        return iter(self.sim.operation("walk", lambda: sorted(Storage.files(self, all_parts), key=str)))
+    def iter_files(self, include_all_parts: bool = True) -> Iterator[StoredFile]:
+        return iter(self.sim.operation("walk", lambda: sorted(Storage.iter_files(self, include_all_parts), key=str)))
 
-    def mark(self, path: Path, content: bytes, later: Any = None) -> None:
-        super().mark(path, content, later)
+    def mark(self, path: Path, content: bytes, run_in_background: Any = None) -> None:
+        super().mark(path, content, run_in_background)
         os.utime(path, (self.sim.now, self.sim.now))
 
     def remove(self, *paths: Path) -> None:

@@ -26,13 +26,13 @@ from tests.command_line import cli
 from tests.damage import flip
 from toolformer_dag.assets.running import Step
 from toolformer_dag.cli import app
-from toolformer_dag.cli.query_results import drawn
-from toolformer_dag.cli.run_display import shown
-from toolformer_dag.cli.terminal import load_command_settings, with_config
+from toolformer_dag.cli.query_results import format_rows_as_table
+from toolformer_dag.cli.run_display import show_steps
+from toolformer_dag.cli.terminal import add_config_option, load_command_settings
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.files import UserError, require_threads, seal_record
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.synthetic import SMALL_MODEL
+from toolformer_dag.synthetic import SMALL_MODEL_FOLDER
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import ToolResult
 
@@ -97,10 +97,10 @@ def test_a_command_in_a_message_names_the_settings_file_that_was_given(tmp_path)
 )
 def test_of_the_commands_in_a_message_those_without_a_settings_file_get_one(message, told):
     load_command_settings(None, None, None)
-    assert with_config(message) == message
+    assert add_config_option(message) == message
     shutil.copy2(SETTINGS, "a.toml")
     load_command_settings(Path("a.toml"), None, None)
-    assert with_config(message) == told
+    assert add_config_option(message) == told
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def database(tmp_path):
     (tmp_path / "toolformer.toml").write_text("[paths]\nwarehouse = 'lake.duckdb'\n")
 
 
-MODEL = ("--model", str(SMALL_MODEL))
+MODEL = ("--model", str(SMALL_MODEL_FOLDER))
 REFUSED = [
     (("tool", "calculator", "1/0"), "", "no result"),
     (("tool", "weather", "Rome"), "", "'weather'.*calculator \\(Calculator\\)"),
@@ -291,11 +291,13 @@ def test_a_table_for_people_has_dashes_for_nulls_and_no_bar_of_a_text_ends_a_cel
     rows = pl.DataFrame(
         {"a|b": ["|a - b|", None], "n": [None, 0.5], "k": [1, 2], "yes": pl.Series([None, None], dtype=pl.Boolean)}
     )
-    head, _, first, second = drawn(rows).splitlines()
+    head, _, first, second = format_rows_as_table(rows).splitlines()
     assert [cell.strip() for cell in head.split(" | ")] == ["| a\\|b", "n", "k", "yes |"]
     assert first.split() == ["|", "\\|a", "-", "b\\|", "|", "–", "|", "1", "|", "–", "|"]
     assert second.split() == ["|", "–", "|", "0.5", "|", "2", "|", "–", "|"]
-    assert "null" in drawn(rows, typed=True) and "|a - b|" in drawn(rows, typed=True)
+    assert "null" in format_rows_as_table(rows, shows_types=True) and "|a - b|" in format_rows_as_table(
+        rows, shows_types=True
+    )
 
 
 def test_sql_lists_the_saved_queries_with_their_descriptions():
@@ -425,7 +427,7 @@ def test_a_limit_of_the_shell_is_named(error, told, monkeypatch):
     def reached(_: Settings) -> Plan:
         raise error
 
-    monkeypatch.setattr(Plan, "to_read", reached)
+    monkeypatch.setattr(Plan, "from_settings_for_reading", reached)
     done = cli("verify")
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and re.search(told, done.stderr)
 
@@ -455,7 +457,7 @@ def test_score_prints_the_losses_and_names_bad_lines():
     empty = LINE | {"text": "", "offset": 0}
     bad = [json.dumps(line) for line in (bad_offset, missing, broken, empty)]
     lines = "\n".join([json.dumps(LINE), *bad, "{", ""])
-    done = cli("score", "-", "--model", str(SMALL_MODEL), "--dtype", "float32", stdin=lines)
+    done = cli("score", "-", "--model", str(SMALL_MODEL_FOLDER), "--dtype", "float32", stdin=lines)
     [scored] = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 1
     assert scored["loss_minus"] == min(scored["loss_empty"], scored["loss_call"])
@@ -469,7 +471,9 @@ def test_score_prints_the_losses_and_names_bad_lines():
 
 
 def test_score_prints_the_losses_of_single_tokens_whose_weighted_sums_are_those_of_the_call():
-    done = cli("score", "-", "--model", str(SMALL_MODEL), "--dtype", "float32", "--tokens", "8", stdin=json.dumps(LINE))
+    done = cli(
+        "score", "-", "--model", str(SMALL_MODEL_FOLDER), "--dtype", "float32", "--tokens", "8", stdin=json.dumps(LINE)
+    )
     scored = json.loads(done.stdout)
     assert (
         "".join(one["token"] for one in scored["tokens"])
@@ -492,7 +496,10 @@ def test_generate_reads_and_writes_lines_and_names_the_bad_ones(tmp_path, name):
     assert "line 2: not JSON" in done.stderr and "line 5: field 'text' must be a str" in done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     told = [(answer["line"], answer["model"], answer.get("id")) for answer in answers]
-    assert told == [(1, str(SMALL_MODEL), 7), (4, str(SMALL_MODEL), None)]  # also where a line was an answer of before
+    assert told == [
+        (1, str(SMALL_MODEL_FOLDER), 7),
+        (4, str(SMALL_MODEL_FOLDER), None),
+    ]  # also where a line was an answer of before
     for answer, text in zip(answers, ("The house is", "Today is"), strict=True):
         assert answer["text"].startswith(text) and answer["plain"].startswith(text)
         assert all(set(call) == {"tool", "input", "result", "reason"} for call in answer["calls"])
@@ -516,17 +523,17 @@ def test_generate_shows_several_models_one_after_another(tmp_path):
 
 
 def test_generate_says_that_the_base_model_writes_where_no_checkpoint_is():
-    told = cli("generate", "The house is", "--set", f"model.name={SMALL_MODEL}", "--max-new-tokens", "2").stderr
-    assert f"{SMALL_MODEL}, not finetuned: no checkpoint is here; make it by toolformer-dag run" in told
+    told = cli("generate", "The house is", "--set", f"model.name={SMALL_MODEL_FOLDER}", "--max-new-tokens", "2").stderr
+    assert f"{SMALL_MODEL_FOLDER}, not finetuned: no checkpoint is here; make it by toolformer-dag run" in told
 
 
 def test_generate_traces_the_chance_of_a_call():
-    done = cli("generate", "The house is", "--trace", "--k", "3", "--model", str(SMALL_MODEL))
+    done = cli("generate", "The house is", "--trace", "--k", "3", "--model", str(SMALL_MODEL_FOLDER))
     text, head, *rows = done.stdout.splitlines()
     assert text.startswith("The house is") and head.split() == ["p", "of", "[", "rank", "k", "=", "3"]
     assert rows and all(0 <= float(row.split()[0]) <= 1 for row in rows)
     assert all(("<" in row.split()[2:3]) == (int(row.split()[1]) < 3) for row in rows)
-    done = cli("generate", "-", "--trace", "--model", str(SMALL_MODEL), stdin='{"text": "The house is"}')
+    done = cli("generate", "-", "--trace", "--model", str(SMALL_MODEL_FOLDER), stdin='{"text": "The house is"}')
     assert set(json.loads(done.stdout)["trace"][0]) == {"text", "probability", "rank"}
 
 
@@ -579,7 +586,7 @@ def test_a_mistake_in_the_settings_is_told_before_anything_heavy_is_imported(tmp
 
 def test_a_long_step_has_a_line_every_half_minute_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
-    with shown() as watch:
+    with show_steps() as watch:
         for seconds, done in ((20, 5), (31, 6), (45, 8), (62, 36)):
             watch(Step("evaluation/accuracy", "questions", done, total=40, began=began - seconds))
     lines = capsys.readouterr().err.splitlines()

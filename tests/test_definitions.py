@@ -17,7 +17,7 @@ import dagster as dg
 import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
-from toolformer_dag.assets import outputs, tables
+from toolformer_dag.assets import list_outputs, tables
 from toolformer_dag.cli.explore_command import explore
 from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.plan import Plan
@@ -39,7 +39,7 @@ def unchanged() -> None:
 
 @pytest.fixture(scope="module")
 def definitions() -> dg.Definitions:
-    return build_definitions(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={})))
+    return build_definitions(Plan.from_settings(load_settings(REPOSITORY / "toolformer.toml", environment={})))
 
 
 def picture(definitions: dg.Definitions) -> dict[str, dict[str, object]]:
@@ -85,7 +85,9 @@ def test_dagster_skips_what_depends_on_an_asset_that_yields_nothing() -> None:
 def test_a_lane_with_chains_has_its_calls_and_results_twice_and_waits_for_the_tools_it_calls():
     chains = ["tools.calculator.depth=2", 'tools.calculator.then=["wiki_search"]', "tools.calculator.tau_f=0.3"]
     graph = picture(
-        build_definitions(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={}, overrides=chains)))
+        build_definitions(
+            Plan.from_settings(load_settings(REPOSITORY / "toolformer.toml", environment={}, overrides=chains))
+        )
     )
     assert graph["calculator/chained_candidates"]["after"] == [
         f"calculator/{name}" for name in ("heuristic_subset", "scored_candidates", "tool_results")
@@ -116,7 +118,7 @@ def test_every_check_says_what_it_promises(definitions):
 def test_whoever_adds_a_stage_edits_no_asset():
     """What the asset of a stage shows, warns of and refuses is in the stage's declaration."""
     stages = {stage.name for stage in STAGES} | set(get_args(LaneTable))
-    stages |= {control.chains_name for control in CONTROLS}
+    stages |= {control.chained_stage_name for control in CONTROLS}
     module = ast.parse(Path(tables.__file__).read_text())
     words = {node.value for node in ast.walk(module) if isinstance(node, ast.Constant)}
     assert not stages & words
@@ -206,8 +208,8 @@ def test_every_asset_links_to_its_view_of_the_explorer_on_the_usual_port(definit
 
 def versions(*overrides: str, file: Path = REPOSITORY / "toolformer.toml") -> dict[str, str]:
     """Return the code version of every asset that has settings."""
-    plan = Plan.of(load_settings(file, environment={}, overrides=overrides))
-    return {output.name: output.code_version for output in outputs(plan)}
+    plan = Plan.from_settings(load_settings(file, environment={}, overrides=overrides))
+    return {output.name: output.code_version for output in list_outputs(plan)}
 
 
 default = lru_cache(versions)
@@ -283,7 +285,7 @@ def test_another_rule_for_wanted_texts_chooses_them_anew_and_asks_no_server(serv
 
 
 def test_the_lanes_of_a_server_are_one_group(served):
-    graph = picture(build_definitions(Plan.of(load_settings(served, environment={}))))
+    graph = picture(build_definitions(Plan.from_settings(load_settings(served, environment={}))))
     groups = {name.partition("/")[0]: one["group"] for name, one in graph.items()}
     assert (groups["sky"], groups["sea"], groups["calculator"]) == ("server_office", "server_office", "calculator")
 
@@ -323,5 +325,5 @@ def test_a_checkout_without_symbolic_links_loads_the_definitions(tmp_path):
 
 
 if __name__ == "__main__":
-    loaded = build_definitions(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={})))
+    loaded = build_definitions(Plan.from_settings(load_settings(REPOSITORY / "toolformer.toml", environment={})))
     SNAPSHOT.write_text(json.dumps(picture(loaded), indent=1) + "\n")

@@ -18,10 +18,10 @@ import pytest
 import typer
 
 from toolformer_dag.cli import app
-from toolformer_dag.cli.query_results import saved_queries
+from toolformer_dag.cli.query_results import load_saved_queries
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.texts.calls import take_out
+from toolformer_dag.texts.calls import remove_calls
 
 ROOT = Path(__file__).parents[1]
 NAME = "toolformer-dag"
@@ -122,7 +122,7 @@ def test_a_block_of_settings_loads(text: str, tmp_path: Path) -> None:
     assert load_settings(tmp_path / "toolformer.toml", environment={}).root == tmp_path
 
 
-saved = saved_queries()
+saved = load_saved_queries()
 
 
 def queries() -> list[tuple[str, str]]:
@@ -179,7 +179,7 @@ def test_the_example_goes_from_a_text_to_the_text_with_its_call(capsys: pytest.C
     text = steps[0][1]
     written = steps[-1][1]
     assert "in total there were [Calculator(137 + 48) -> 185] 185 hens." in written
-    assert take_out(written, ["Calculator"]) == text
+    assert remove_calls(written, ["Calculator"]) == text
     assert any(line.startswith("p = ") for line in steps[1]) and "137 + 48 -> 185" in steps[2]
     assert any("delta = " in line for line in steps[3])
 

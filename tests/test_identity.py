@@ -20,7 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from toolformer_dag.identity import LARGE, TICK, Hashes, file_hash, fingerprint, is_settled, remember
+from toolformer_dag.identity import (
+    CLOCK_TICK_NS,
+    REMEMBERED_MIN_BYTES,
+    Hashes,
+    file_hash,
+    fingerprint,
+    has_settled_times,
+    remember_hashes,
+)
 from toolformer_dag.settings.sections import PathSettings
 
 SCALARS = (
@@ -174,15 +182,15 @@ def remembered(cache: Path) -> list[dict[str, object]]:
 def test_one_variable_moves_everything_that_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
     large = tmp_path / "large"
-    large.write_bytes(b"a" * LARGE)
-    time.sleep(2 * TICK / 1e9)
+    large.write_bytes(b"a" * REMEMBERED_MIN_BYTES)
+    time.sleep(2 * CLOCK_TICK_NS / 1e9)
     file_hash(large)
     assert len(remembered(tmp_path / "cache" / "hashes")) == 1
-    copies = PathSettings(lake="s3://bucket/prefix").local
+    copies = PathSettings(lake="s3://bucket/prefix").local_folder
     assert copies == tmp_path / "cache" / "lakes" / "s3" / "bucket" / "prefix"
 
 
-@pytest.mark.parametrize("size", [10, LARGE])
+@pytest.mark.parametrize("size", [10, REMEMBERED_MIN_BYTES])
 def test_a_file_has_another_hash_exactly_when_its_content_changes(tmp_path: Path, cache: Path, size: int) -> None:
     one = tmp_path / "one"
     copy = tmp_path / "copy"
@@ -201,10 +209,10 @@ def test_a_file_is_settled_once_a_later_write_must_change_its_times(tmp_path: Pa
     file = tmp_path / "file"
     file.touch()
     status = file.stat()
-    with time_machine.travel((status.st_ctime_ns + TICK // 2) / 1e9, tick=False):
-        assert not is_settled(status)
-    with time_machine.travel((status.st_ctime_ns + 2 * TICK) / 1e9, tick=False):
-        assert is_settled(status)
+    with time_machine.travel((status.st_ctime_ns + CLOCK_TICK_NS // 2) / 1e9, tick=False):
+        assert not has_settled_times(status)
+    with time_machine.travel((status.st_ctime_ns + 2 * CLOCK_TICK_NS) / 1e9, tick=False):
+        assert has_settled_times(status)
 
 
 def test_a_large_file_s_hash_is_remembered_for_other_processes_and_a_small_one_s_is_not(
@@ -212,9 +220,9 @@ def test_a_large_file_s_hash_is_remembered_for_other_processes_and_a_small_one_s
 ) -> None:
     small = tmp_path / "small"
     large = tmp_path / "large"
-    small.write_bytes(b"a" * (LARGE - 1))
-    large.write_bytes(b"a" * LARGE)
-    time.sleep(2 * TICK / 1e9)
+    small.write_bytes(b"a" * (REMEMBERED_MIN_BYTES - 1))
+    large.write_bytes(b"a" * REMEMBERED_MIN_BYTES)
+    time.sleep(2 * CLOCK_TICK_NS / 1e9)
     file_hash(small)
     assert remembered(cache) == []
     known = file_hash(large)
@@ -223,17 +231,17 @@ def test_a_large_file_s_hash_is_remembered_for_other_processes_and_a_small_one_s
     [place] = cache.glob("*.json")
     place.write_text(json.dumps({**entry, "hash": "0123456789abcdef"}))
     assert hash_elsewhere(large) == known  # a flipped bit in the cache is no other file
-    remember(large, Hashes("0123456789abcdef", entry["content"]))
+    remember_hashes(large, Hashes("0123456789abcdef", entry["content"]))
     assert hash_elsewhere(large) == "0123456789abcdef"  # read from the cache, not from the file
-    large.write_bytes(b"b" * LARGE)
-    time.sleep(2 * TICK / 1e9)
+    large.write_bytes(b"b" * REMEMBERED_MIN_BYTES)
+    time.sleep(2 * CLOCK_TICK_NS / 1e9)
     assert hash_elsewhere(large) == file_hash(large) not in (known, "0123456789abcdef")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"stamp": 1}'])
 def test_a_damaged_cache_costs_time_alone(tmp_path: Path, cache: Path, content: str) -> None:
     large = tmp_path / "large"
-    large.write_bytes(content.encode() + b"a" * LARGE)
+    large.write_bytes(content.encode() + b"a" * REMEMBERED_MIN_BYTES)
     known = hash_elsewhere(large)
     [place] = cache.glob("*.json")
     place.write_text(content)
@@ -244,5 +252,5 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path: Path, monkeyp
     (tmp_path / "cache").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     large = tmp_path / "large"
-    large.write_bytes(b"a" * LARGE)
+    large.write_bytes(b"a" * REMEMBERED_MIN_BYTES)
     assert len(file_hash(large)) == 16

@@ -13,7 +13,7 @@ from tests.worlds import write_shard
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.pipeline.proposals import list_rare_call_warnings
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.synthetic import SMALL_MODEL
+from toolformer_dag.synthetic import SMALL_MODEL_FOLDER
 from toolformer_dag.tools.registry import load_enabled_tools
 from toolformer_dag.tools.tool import ToolCall
 
@@ -57,7 +57,7 @@ def test_a_tool_that_the_embedded_model_cannot_name_is_told_of_with_the_ways_out
     assert cli("init", str(tmp_path)).returncode == 0
 
     def told(*overrides: str) -> list[str]:
-        plan = Plan.of(load_settings(tmp_path / "toolformer.toml", environment={}, overrides=overrides))
+        plan = Plan.from_settings(load_settings(tmp_path / "toolformer.toml", environment={}, overrides=overrides))
         return list_rare_call_warnings(plan, plan.lanes)
 
     [line] = told()
@@ -66,7 +66,7 @@ def test_a_tool_that_the_embedded_model_cannot_name_is_told_of_with_the_ways_out
     by_rule = "tools.sum.rule.pattern='(?<=[0-9]) nuts'"
     assert told('tools.sum.proposals=["rule"]', by_rule) == []
     assert told('tools.sum.proposals=["calls.parquet"]') == []
-    assert told(f"model.name={str(SMALL_MODEL)!r}") == told()
+    assert told(f"model.name={str(SMALL_MODEL_FOLDER)!r}") == told()
     assert told("proposer.engine='openai'", "proposer.name='x'", "proposer.url=['http://localhost/v1']") == []
     assert len(told('tools.sum.proposals=["model", "rule"]', by_rule)) == 1
 

@@ -44,9 +44,9 @@ def test_sentencepiece_and_protobuf_are_of_one_generation() -> None:
 def test_transformers_writes_chats_with_jinja() -> None:
     from transformers import AutoTokenizer
 
-    from toolformer_dag.synthetic import MODEL
+    from toolformer_dag.synthetic import EMBEDDED_MODEL_FOLDER
 
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL_FOLDER)
     template = "{% for message in messages %}{{ message.role }}: {{ message.tool_calls | tojson }}{% endfor %}"
     messages = [{"role": "assistant", "content": "", "tool_calls": [{"a": 1}]}]
     written = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)

@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from toolformer_dag.assets.metadata import PREVIEW_CHARACTERS, format_code_cell, format_counts_table, format_frame_table
-from toolformer_dag.assets.tables import to_metadata_value
+from toolformer_dag.assets.metadata import (
+    MAX_CELL_CHARACTERS,
+    format_code_cell,
+    format_counts_table,
+    format_frame_table,
+)
+from toolformer_dag.assets.tables import convert_to_metadata_value
 from toolformer_dag.computing.shown import ChanceCurves, CostFrontier, DeltaHistogram
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
@@ -52,7 +57,7 @@ def test_a_cell_shows_any_text_as_text(one: str, other: str) -> None:
     assert [token.content for token in found[1]] == ["7"]
     for text, tokens in ((one.encode("utf-8", "replace").decode(), found[0]), ("x", found[2])):
         assert [token.type for token in tokens] == (["code_inline"] if visible(text) else [])
-        if tokens and len(visible(text)) <= PREVIEW_CHARACTERS:
+        if tokens and len(visible(text)) <= MAX_CELL_CHARACTERS:
             assert tokens[0].content == visible(text)
     assert format_code_cell(other).count("\n") == 0
 
@@ -76,7 +81,7 @@ def test_a_table_shows_the_names_of_its_columns_as_text(name: str) -> None:
 
 
 def test_a_long_text_is_cut_and_nested_values_are_text() -> None:
-    assert len(format_code_cell("x" * 1000)) <= PREVIEW_CHARACTERS + 4
+    assert len(format_code_cell("x" * 1000)) <= MAX_CELL_CHARACTERS + 4
     (nested,) = cells(format_frame_table(pl.DataFrame({"list": [["<b>", "![](x)"]]})))
     assert [token.type for token in nested] == ["code_inline"]
 
@@ -84,7 +89,7 @@ def test_a_long_text_is_cut_and_nested_values_are_text() -> None:
 def test_what_a_stage_shows_is_a_number_a_text_a_table_or_a_plot() -> None:
     frame = pl.DataFrame({"tau_f": [0.5, 1.0], "fdr": [0.1, 0.2], "fdr_high": [0.2, 0.3], "nats": [1.0, 2.0]})
     values = (3, 0.5, "tau_f = 0.500 keeps 3", frame)
-    shown = [to_metadata_value(value).value for value in values]
+    shown = [convert_to_metadata_value(value).value for value in values]
     assert shown[:3] == [3, 0.5, "tau_f = 0.500 keeps 3"]
     assert len(cells(str(shown[3]))) == frame.height * frame.width
     plots = (
@@ -92,5 +97,5 @@ def test_what_a_stage_shows_is_a_number_a_text_a_table_or_a_plot() -> None:
         ChanceCurves(frame),
         CostFrontier(frame.with_columns(today=pl.col("tau_f") == 1, cost="tau_f")),
     )
-    titles = [str(to_metadata_value(plot).value).partition("]")[0] for plot in plots]
+    titles = [str(convert_to_metadata_value(plot).value).partition("]")[0] for plot in plots]
     assert titles == ["![calls by delta", "![share by chance", "![nats over cost"]

@@ -11,15 +11,15 @@ from markdown_it import MarkdownIt
 from toolformer_dag.assets.plots import (
     BLUE,
     GREY,
-    HEIGHT,
+    PLOT_HEIGHT,
+    PLOT_WIDTH,
     RED,
-    WIDTH,
-    bars,
+    count_deltas_by_bin,
+    draw_bar_chart,
     draw_chance_curves,
     draw_delta_histogram,
     draw_frontier_curve,
     draw_loss_curve,
-    histogram,
 )
 
 MARKDOWN = MarkdownIt("commonmark")
@@ -77,10 +77,10 @@ def test_any_curve_is_drawn_in_place_where_it_is_a_number(curve: list[tuple[int,
 
 def test_a_bar_stands_over_its_own_deltas_so_that_tau_f_parts_them() -> None:
     deltas = pl.Series("delta", [0.45, 0.45, 0.5, None, 99.0, -99.0])
-    counts = {at: count for at, count in enumerate(histogram(deltas)) if count}
+    counts = {at: count for at, count in enumerate(count_deltas_by_bin(deltas)) if count}
     assert counts == {0: 1, 34: 2, 35: 1, 79: 1}  # tenths of a nat from -3 on; what lies outside is in the outermost
     picture = drawn(draw_delta_histogram(deltas.to_frame(), 1.0))
-    assert [path.get("d") for path in picture if path.get("stroke") == RED] == [f"M{WIDTH // 2} 0V{HEIGHT}"]
+    assert [path.get("d") for path in picture if path.get("stroke") == RED] == [f"M{PLOT_WIDTH // 2} 0V{PLOT_HEIGHT}"]
     assert told(picture) == ["calls, log scale", "tau_f 1", "-3", "5", "2", "0", "delta, nats"]
 
 
@@ -100,7 +100,7 @@ def test_a_bar_per_figure_is_drawn_with_its_name_and_interval() -> None:
     }
     paper = row | {"model": "GPT-J", "figures_of": "the paper", "accuracy": 10.0, "low": None, "high": None}
     unmeasured = row | {"accuracy": None}
-    picture = drawn(bars(pl.DataFrame([row, paper, unmeasured]), ("benchmark", "model"), "accuracy"))
+    picture = drawn(draw_bar_chart(pl.DataFrame([row, paper, unmeasured]), ("benchmark", "model"), "accuracy"))
     assert told(picture) == [
         *("accuracy", "the paper's", "95 % interval", "0", "99", "accuracy, %"),
         *("95  a < b, toolformer", "10  a < b, GPT-J"),

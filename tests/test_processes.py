@@ -11,18 +11,18 @@ from socket import gethostname
 import pytest
 
 from tests.processes import at_work, wait_until_ended
-from toolformer_dag.files import locked
-from toolformer_dag.lake.storage import CLAIMS, Storage
+from toolformer_dag.files import hold_file_lock
+from toolformer_dag.lake.storage import CLAIMS_FOLDER, Storage
 
 FORKS = """
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
-from toolformer_dag.files import locked
+from toolformer_dag.files import hold_file_lock
 from toolformer_dag.processes import end_forked_with_parent
 
 if sys.argv[2:] == ["end"]:
     end_forked_with_parent()
-with locked(Path(sys.argv[1])):
+with hold_file_lock(Path(sys.argv[1])):
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     child.start()
     print(child.pid, flush=True)
@@ -73,7 +73,7 @@ def left_behind(lock: Path, *options: str) -> int:
 def test_a_forked_child_does_not_hold_the_lock_of_a_process_that_was_killed(tmp_path):
     child = left_behind(tmp_path / "lock")
     try:
-        waiting = threading.Thread(target=lambda: locked(tmp_path / "lock").__enter__(), daemon=True)
+        waiting = threading.Thread(target=lambda: hold_file_lock(tmp_path / "lock").__enter__(), daemon=True)
         waiting.start()  # a child that has only just begun closes its copy a moment later
         waiting.join(30)
         assert not waiting.is_alive() and at_work(child)
@@ -86,20 +86,20 @@ def test_what_a_process_that_runs_tools_has_forked_ends_with_it(tmp_path):
 
 
 def test_a_lock_is_kept_by_a_process_that_forks_and_is_free_after_it(tmp_path):
-    with locked(tmp_path / "lock"):
+    with hold_file_lock(tmp_path / "lock"):
         if (child := os.fork()) == 0:
             os._exit(0)
         os.waitpid(child, 0)
-        with locked(tmp_path / "lock", wait=False) as mine:
+        with hold_file_lock(tmp_path / "lock", wait=False) as mine:
             assert not mine
-    with locked(tmp_path / "lock", wait=False) as mine:
+    with hold_file_lock(tmp_path / "lock", wait=False) as mine:
         assert mine
 
 
 def test_a_holder_of_a_claim_that_has_ended_is_named_as_such(tmp_path):
     with subprocess.Popen(["true"]) as ended:
         pass
-    claim = tmp_path / CLAIMS / "gpu.lock"
+    claim = tmp_path / CLAIMS_FOLDER / "gpu.lock"
     said = list[str]()
     named = threading.Event()
 
@@ -108,11 +108,11 @@ def test_a_holder_of_a_claim_that_has_ended_is_named_as_such(tmp_path):
             said.append(holder)
             named.set()
 
-        with Storage(tmp_path).claimed("gpu", note):
+        with Storage(tmp_path).hold_claim("gpu", note):
             pass
 
     for process, has_ended in ((ended.pid, True), (os.getpid(), False)):
-        with locked(claim):
+        with hold_file_lock(claim):
             claim.write_text(f"process {process} on {gethostname()}, in /somewhere")
             waiting = threading.Thread(target=wait)
             waiting.start()

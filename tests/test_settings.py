@@ -6,10 +6,10 @@ from typing import get_args
 import pytest
 
 from tests.test_docs import generator
-from toolformer_dag.computing.plan import lanes
+from toolformer_dag.computing.plan import load_lanes
 from toolformer_dag.settings.sections import Settings, SettingsTables
 from toolformer_dag.settings.setting_types import SettingsError, SettingsTable
-from toolformer_dag.settings.settings_file import PAPER_TOOLS, WrittenSettings, load_settings, settings_file
+from toolformer_dag.settings.settings_file import PAPER_TOOLS, WrittenSettings, load_settings, resolve_settings_path
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 VARIABLE = "TOOLFORMER__TOOLS__CALCULATOR__K"
@@ -223,13 +223,13 @@ def test_a_mistake_in_the_file_is_not_blamed_on_a_variable_beside_it(file):
 def test_repository_file_leaves_the_paper_s_thresholds_to_the_paper_s_profile():
     paper = {"calculator": 0.5, "machine_translation": 0.5}
     settings = load_settings(Path(__file__).parents[1] / "toolformer.toml", profile="gptj", environment={})
-    assert {lane.key: lane.tau_f for lane in lanes(settings)} == {key: paper.get(key, 1.0) for key in PAPER_TOOLS}
+    assert {lane.key: lane.tau_f for lane in load_lanes(settings)} == {key: paper.get(key, 1.0) for key in PAPER_TOOLS}
 
 
 @pytest.mark.parametrize(("profile", "look_ahead"), [("embedded", True), ("gptj", False), ("gpt2", False)])
 def test_only_the_paper_s_profiles_let_calls_look_ahead(profile, look_ahead):
     settings = load_settings(Path(__file__).parents[1] / "toolformer.toml", profile=profile, environment={})
-    assert {lane.look_ahead for lane in lanes(settings)} == {look_ahead}
+    assert {lane.rejects_look_ahead for lane in load_lanes(settings)} == {look_ahead}
 
 
 LEVELS = 1000
@@ -312,7 +312,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, path, text, words):
 
 def test_a_tilde_in_the_variable_of_the_file_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert settings_file(None, {"TOOLFORMER_CONFIG": "~/mine.toml"}) == tmp_path / "mine.toml"
+    assert resolve_settings_path(None, {"TOOLFORMER_CONFIG": "~/mine.toml"}) == tmp_path / "mine.toml"
 
 
 def described(table: type[SettingsTable]):

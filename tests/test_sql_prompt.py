@@ -14,7 +14,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from toolformer_dag.cli.sql_prompt import SHOWN_ROWS, answer, answer_queries, build_name_completer
+from toolformer_dag.cli.sql_prompt import MAX_SHOWN_ROWS, build_name_completer, print_query_rows, run_query_prompt
 from toolformer_dag.lake.warehouse import WarehouseError
 
 CTRL_C = "\x03"
@@ -46,7 +46,7 @@ def typed(database: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., t
     def press(*keys: str) -> tuple[list[str], str]:
         with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
             pipe.send_text("".join(keys))
-            answer_queries(database, "csv")
+            run_query_prompt(database, "csv")
         told = capsys.readouterr()
         return told.out.splitlines()[2:], told.err
 
@@ -86,9 +86,11 @@ def test_a_history_that_cannot_be_written_is_done_without(
 
 
 def test_a_table_says_how_many_rows_there_are(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer(database, "from numbers", "table")
+    print_query_rows(database, "from numbers", "table")
     out = capsys.readouterr().out
-    assert f"1,000 rows, the first {SHOWN_ROWS} shown" in out and str(SHOWN_ROWS - 1) in out and "999" not in out
+    assert (
+        f"1,000 rows, the first {MAX_SHOWN_ROWS} shown" in out and str(MAX_SHOWN_ROWS - 1) in out and "999" not in out
+    )
 
 
 def offered(database: Path, text: str) -> dict[str, str]:
@@ -109,4 +111,4 @@ def test_names_of_the_file_and_saved_queries_are_completed(database: Path, tmp_p
 
 def test_a_prompt_without_a_warehouse_says_what_makes_one(tmp_path: Path) -> None:
     with pytest.raises(WarehouseError, match="toolformer-dag run"):
-        answer_queries(tmp_path / "gone.duckdb", "table")
+        run_query_prompt(tmp_path / "gone.duckdb", "table")

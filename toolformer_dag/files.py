@@ -16,9 +16,9 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
-from toolformer_dag.identity import content_hash, file_hash, read_remembered_hashes, stream_hash
+from toolformer_dag.identity import compute_content_hash, compute_file_content_hash, file_hash, read_remembered_hashes
 
-TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}(?:\.\w+)*")
+TEMPORARY_NAME_PATTERN = re.compile(r"\.tmp-[0-9a-f]{32}(?:\.\w+)*")
 """The name of an unfinished file; `clean` removes those that a killed process left."""
 
 
@@ -34,13 +34,21 @@ class StorageError(UserError):
 
 
 class Limit(NamedTuple):
-    """A limit that the shell sets for a process."""
+    """A limit that the shell sets for a process, such as the number of open files.
 
-    command: str  # shows and sets the limit
-    number: int  # the limit's number for `resource.getrlimit`
-    errors: tuple[int, ...]  # the error numbers that a process gets where it meets the limit
-    what: str  # what the limit counts, in words
-    unit: int = 1  # what the command counts in, where it is not single bytes or things
+    Attributes:
+        command: The shell command that shows and sets the limit.
+        resource_number: The number of the limit for `resource.getrlimit`.
+        error_numbers: The `errno` of the errors that a process gets when it meets the limit.
+        description: What the limit counts, in words.
+        unit: How many bytes or things the command counts as one.
+    """
+
+    command: str
+    resource_number: int
+    error_numbers: tuple[int, ...]
+    description: str
+    unit: int = 1
 
 
 LIMITS = (
@@ -48,7 +56,7 @@ LIMITS = (
     Limit("ulimit -u", resource.RLIMIT_NPROC, (errno.EAGAIN,), "processes and threads"),
     Limit("ulimit -v", resource.RLIMIT_AS, (errno.ENOMEM,), "memory", unit=1024),
 )
-LIMIT_WORDS = {
+ERROR_NUMBER_BY_WORDS = {
     "Too many open files": errno.EMFILE,
     "can't start new thread": errno.EAGAIN,
     "Resource temporarily unavailable": errno.EAGAIN,
@@ -57,11 +65,11 @@ LIMIT_WORDS = {
     "not enough memory": errno.ENOMEM,
     "could not allocate": errno.ENOMEM,
 }
-"""Words in messages of torch, DuckDB, Rust and Python's threads, which name no error number, and that number."""
+"""The error numbers that belong to words in messages of torch, DuckDB, Rust and Python's threads, which have none."""
 
 
-def explain_limit_met(error: BaseException) -> str | None:
-    """Find the limit of this process that caused an error, if one did.
+def explain_exceeded_limit(error: BaseException) -> str | None:
+    """Explain an error by the limit of this process that caused it, if one did.
 
     Returns:
         Which limit it is and what to do, or None for any other error.
@@ -71,17 +79,18 @@ def explain_limit_met(error: BaseException) -> str | None:
     """
     error_number = _find_error_number(error)
     for limit in LIMITS:
-        if error_number in limit.errors:
-            return (
-                f"there are not enough {limit.what} ({limit.command}: {_format_limit_value(limit)}); raise that limit"
-            )
+        if error_number in limit.error_numbers:
+            value = _format_limit_value(limit)
+            return f"there are not enough {limit.description} ({limit.command}: {value}); raise that limit"
     return None
 
 
 def _format_limit_value(limit: Limit) -> str:
-    """Return the value of a limit as its command shows it, or "none"."""
-    soft_limit, _ = resource.getrlimit(limit.number)
-    return "none" if soft_limit == resource.RLIM_INFINITY else str(soft_limit // limit.unit)
+    """Return the value of a limit as its shell command shows it, or "none" if nothing is limited."""
+    soft_limit, _hard_limit = resource.getrlimit(limit.resource_number)
+    if soft_limit == resource.RLIM_INFINITY:
+        return "none"
+    return str(soft_limit // limit.unit)
 
 
 def _find_error_number(error: BaseException) -> int | None:
@@ -89,17 +98,17 @@ def _find_error_number(error: BaseException) -> int | None:
 
     Returns:
         The `errno` of the error. Without one, the number that belongs to words of its message
-        (LIMIT_WORDS), or None if there are no such words.
+        (ERROR_NUMBER_BY_WORDS), or None if there are no such words.
     """
     if isinstance(error, MemoryError):
         return errno.ENOMEM
 
-    number: int | None = getattr(error, "errno", None)
-    if number is not None:
-        return number
+    error_number: int | None = getattr(error, "errno", None)
+    if error_number is not None:
+        return error_number
 
     message = str(error)
-    for words, number_of_words in LIMIT_WORDS.items():
+    for words, number_of_words in ERROR_NUMBER_BY_WORDS.items():
         if words in message:
             return number_of_words
     return None
@@ -107,7 +116,7 @@ def _find_error_number(error: BaseException) -> int | None:
 
 NEEDED_THREADS = 32
 """Threads that a command may start in addition to one per core, for the thread pools of libraries."""
-AMPLE = 10_000
+AMPLE_PROCESS_LIMIT = 10_000
 """A limit of processes that is high enough not to be tried."""
 
 
@@ -119,54 +128,55 @@ def require_threads() -> None:
     Raises:
         UserError: There are too few threads.
     """
-    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if soft_limit == resource.RLIM_INFINITY or soft_limit > AMPLE:
+    soft_limit, _hard_limit = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft_limit == resource.RLIM_INFINITY or soft_limit > AMPLE_PROCESS_LIMIT:
         return
 
-    # The limit is low, so try it out: start the threads.
-    count = NEEDED_THREADS + (os.cpu_count() or 1)
+    # The limit is low, so start the threads to see whether it is high enough.
+    thread_count = NEEDED_THREADS + (os.cpu_count() or 1)
     try:
-        _start_threads(count)
+        _start_threads(thread_count)
     except RuntimeError as error:
-        raise UserError(f"a command may need {count} threads: {explain_limit_met(error)} and run again") from error
+        explanation = explain_exceeded_limit(error)
+        raise UserError(f"a command may need {thread_count} threads: {explanation} and run again") from error
 
 
-def _start_threads(count: int) -> None:
-    """Start threads that all stay alive until the last one is started, then let them end.
+def _start_threads(thread_count: int) -> None:
+    """Start threads that all stay alive until the last one has started, and then let them end.
 
     Raises:
         RuntimeError: The system refuses to start one of them.
     """
     may_end = threading.Event()
     try:
-        for _ in range(count):
+        for _ in range(thread_count):
             threading.Thread(target=may_end.wait, daemon=True).start()
     finally:
         may_end.set()
 
 
 class WriteError(StorageError):
-    """A write that failed. What was committed before is still there."""
+    """A file cannot be written. What was committed before is still there."""
 
     def __init__(self, path: Path, error: OSError) -> None:
-        remedy = explain_limit_met(error) or "free space or correct the rights"
+        remedy = explain_exceeded_limit(error) or "free space or correct the rights"
         super().__init__(
             f"cannot write {path}: {error.strerror or error}; {remedy} and run again, what was committed before stays"
         )
 
 
 class ReadError(StorageError):
-    """A file that exists and could not be read this time. It is left as it is."""
+    """A file exists, but could not be read this time. It is left as it is."""
 
     def __init__(self, path: Path, error: OSError) -> None:
-        remedy = explain_limit_met(error) or "correct the rights or the disk"
+        remedy = explain_exceeded_limit(error) or "correct the rights or the disk"
         super().__init__(
             f"cannot read {path}: {error.strerror or error}; {remedy} and run again, the file was left as it is"
         )
 
 
 class NotPlain(StorageError):
-    """An identity or a record with a value that JSON cannot express. `owner` in the message is whose value it is."""
+    """An identity or a record has a value that JSON cannot express. The message begins with its owner."""
 
     def __init__(self, owner: str, reason: str) -> None:
         super().__init__(
@@ -175,7 +185,7 @@ class NotPlain(StorageError):
         )
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_file_atomically(path: Path, content: bytes) -> None:
     """Write a file as a whole: readers see the old content or the new one, even after a power loss.
 
     Missing folders are created.
@@ -186,54 +196,63 @@ def write_whole(path: Path, content: bytes) -> None:
     temporary = build_temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_synced(temporary, content)
+        _write_and_sync(temporary, content)
         temporary.replace(path)
-        sync(path.parent)
+        sync_to_disk(path.parent)
     except OSError as error:
         raise WriteError(path, error) from error
     finally:
+        # After a success, the temporary file has been renamed and there is nothing to remove.
         with suppress(OSError):
             temporary.unlink()
 
 
-def _write_synced(path: Path, content: bytes) -> None:
-    """Write a file and wait until its content is on the disk. Raises OSError."""
+def _write_and_sync(path: Path, content: bytes) -> None:
+    """Write a file and wait until its content is on the disk.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     with path.open("wb") as stream:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
 
 
-def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
+def write_output_file(path: Path, content: bytes, option_name: str, replaces_existing: bool) -> None:
     """Write the file that a person named on the command line.
 
-    A pipe or a device is written to as it is.
+    A regular file is written as a whole. A pipe or a device is written to as it is.
 
     Args:
         path: The file.
         content: Its content.
-        option: Such as "--out". Only used in the error message.
-        force: Replace an existing file.
+        option_name: The option that named the file, such as "--out". Only used in the error message.
+        replaces_existing: Replace an existing file.
 
     Raises:
-        UserError: The file exists, and `force` is not set.
+        UserError: The file exists, and `replaces_existing` is not set.
         WriteError: The file cannot be written.
     """
-    # `irregular` returns None for a regular file, and if there is nothing.
-    is_pipe_or_device = irregular(path) not in (None, "folder")
+    # The kind is None for a regular file, and if there is nothing.
+    is_pipe_or_device = find_irregular_kind(path) not in (None, "folder")
     if is_pipe_or_device:
         _write_to_stream(path, content)
         return
 
-    if path.exists() and not force:
+    if path.exists() and not replaces_existing:
         raise UserError(
-            f"{option} {path}: there is such a file, and it stays; name another, or replace it with --force"
+            f"{option_name} {path}: there is such a file, and it stays; name another, or replace it with --force"
         )
-    write_whole(path.resolve(), content)
+    write_file_atomically(path.resolve(), content)
 
 
 def _write_to_stream(path: Path, content: bytes) -> None:
-    """Write to a pipe or a device. Raises WriteError."""
+    """Write to a pipe or a device.
+
+    Raises:
+        WriteError: It cannot be written to.
+    """
     try:
         path.write_bytes(content)
     except OSError as error:
@@ -241,48 +260,63 @@ def _write_to_stream(path: Path, content: bytes) -> None:
 
 
 def build_temporary_path(path: Path, suffix: str = "") -> Path:
-    """Return an unused path in the folder of `path`, such as `.tmp-<32 digits>`, for an unfinished file.
+    """Return an unused path in the folder of `path`, for an unfinished file.
 
-    suffix: how the name ends, such as ".parquet". See TEMPORARY.
+    Its name is `.tmp-` and 32 random digits (see TEMPORARY_NAME_PATTERN).
+
+    Args:
+        path: The path that the finished file will have.
+        suffix: How the name ends, such as ".parquet".
     """
     return path.with_name(f".tmp-{uuid4().hex}{suffix}")
 
 
-def replace_whole(fresh: Path, path: Path) -> None:
-    """Rename the finished file `fresh` to `path`. File and folder are synced, so that a power loss loses neither."""
-    sync(fresh)
-    fresh.replace(path)
-    sync(path.parent)
+def replace_file(finished_file: Path, path: Path) -> None:
+    """Rename a finished file to `path`, replacing the file that is there.
+
+    The file and its folder are synced, so that a power loss loses neither.
+
+    Raises:
+        OSError: The file cannot be synced or renamed.
+    """
+    sync_to_disk(finished_file)
+    finished_file.replace(path)
+    sync_to_disk(path.parent)
 
 
-def replace_folder(folder: Path, fresh: Path) -> None:
+def replace_folder(folder: Path, finished_folder: Path) -> None:
     """Put a finished folder in the place of another one on the same disk.
 
     Everything is written to the disk first. For a moment `folder` may be missing, but it is never incomplete.
 
     Args:
         folder: The folder to replace, which may be missing.
-        fresh: The finished folder. It is renamed.
+        finished_folder: The finished folder. It is renamed.
 
     Raises:
         OSError: The folder cannot be replaced.
     """
-    for path in fresh.rglob("*"):
-        sync(path)
-    sync(fresh)
+    for path in finished_folder.rglob("*"):
+        sync_to_disk(path)
+    sync_to_disk(finished_folder)
 
-    replaced = folder.with_name(f".{folder.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
+    # A folder with this name may be left from a process that was killed here.
+    old_folder = folder.with_name(f".{folder.name}.replaced")
+    shutil.rmtree(old_folder, ignore_errors=True)
 
     if folder.exists():
-        folder.rename(replaced)
-    fresh.rename(folder)
-    sync(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+        folder.rename(old_folder)
+    finished_folder.rename(folder)
+    sync_to_disk(folder.parent)
+    shutil.rmtree(old_folder, ignore_errors=True)
 
 
-def sync(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, are on the disk (fsync). Raises OSError."""
+def sync_to_disk(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk.
+
+    Raises:
+        OSError: The file or folder cannot be opened or synced.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -290,55 +324,58 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_. -]*")
-"""Names that `file_name` returns unchanged: letters, digits, `_`, `-`, and after the first sign also `.` and space."""
-SAFE = " ,+=@"
-"""Signs beside letters, digits and `_.-~` that a file name may have."""
+PLAIN_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_. -]*")
+"""Names that `encode_file_name` returns unchanged: letters, digits, `_`, `-`, and after the first one `.` and space."""
+SAFE_CHARACTERS = " ,+=@"
+"""Characters that a file name may have in addition to letters, digits and `_.-~`."""
 
 
-def file_name(name: str) -> str:
+def encode_file_name(name: str) -> str:
     """Turn any name into a readable file name.
 
     Characters that could hide the file or leave its folder are written as %XX. Letters of any script stay
     as they are. `decode_file_name` does the reverse.
 
     Example:
-        file_name("a/b")  # "a%2Fb"
+        "a/b" gives "a%2Fb".
     """
-    if PLAIN.fullmatch(name):
+    if PLAIN_NAME_PATTERN.fullmatch(name):
         return name
-    quoted = "".join(_quote_character(char) for char in name)
-    # A leading dot would hide the file.
-    if quoted.startswith("."):
-        return f"%2E{quoted[1:]}"
-    return quoted
+
+    encoded_name = "".join(_encode_character(character) for character in name)
+    # A dot at the beginning would hide the file.
+    if encoded_name.startswith("."):
+        return f"%2E{encoded_name[1:]}"
+    return encoded_name
 
 
-def _quote_character(char: str) -> str:
-    """Return a character as it stands in a file name: a visible one outside of ASCII as it is."""
-    is_foreign_letter = char > "~" and char.isprintable()
-    return char if is_foreign_letter else quote(char, safe=SAFE)
+def _encode_character(character: str) -> str:
+    """Return a character as it stands in a file name: as it is, or as %XX for each of its bytes."""
+    is_visible_and_not_ascii = character > "~" and character.isprintable()
+    if is_visible_and_not_ascii:
+        return character
+    return quote(character, safe=SAFE_CHARACTERS)
 
 
-def decode_file_name(file: str) -> str:
-    """Return the name that `file_name` turned into this file name."""
-    return unquote(file)
+def decode_file_name(encoded_name: str) -> str:
+    """Return the name that `encode_file_name` turned into this file name."""
+    return unquote(encoded_name)
 
 
-KINDS = {
+FILE_KIND_BY_MODE = {
     stat.S_IFDIR: "folder",
     stat.S_IFIFO: "named pipe",
     stat.S_IFCHR: "device",
     stat.S_IFBLK: "device",
     stat.S_IFSOCK: "socket",
 }
-"""Types of what a path may name beside a regular file, in words."""
+"""What a path may name other than a regular file, in words, by the type bits of its mode."""
 
 
-def irregular(path: Path) -> str | None:
+def find_irregular_kind(path: Path) -> str | None:
     """Return what a path names if it is not a regular file, such as "folder" or "named pipe".
 
-    Ask this before opening a file, because opening a pipe, and some devices, waits for ever.
+    Ask this before opening a file, because opening a pipe, and some devices, waits forever.
 
     Returns:
         The kind in words, or None for a regular file and for a path that names nothing.
@@ -347,17 +384,21 @@ def irregular(path: Path) -> str | None:
         mode = path.stat().st_mode
     except OSError:  # missing, a broken link, or in a folder without rights
         return None
-    return KINDS.get(stat.S_IFMT(mode))
+    return FILE_KIND_BY_MODE.get(stat.S_IFMT(mode))
 
 
-def require_regular(path: Path) -> None:
-    """Raise OSError for a folder, a pipe, a device or a socket: it is reported as a file that cannot be read."""
-    kind = irregular(path)
+def require_regular_file(path: Path) -> None:
+    """Check that a path names a regular file or nothing.
+
+    Raises:
+        OSError: It names a folder, a pipe, a device or a socket. The message says which.
+    """
+    kind = find_irregular_kind(path)
     if kind is not None:
         raise OSError(f"it is a {kind}, not a regular file")
 
 
-def as_json(owner: str, value: object, sort_keys: bool = False, indent: int | None = 1) -> bytes:
+def encode_json(owner: str, value: object, sort_keys: bool = False, indent: int | None = 1) -> bytes:
     """Encode a value as JSON in UTF-8.
 
     Args:
@@ -375,14 +416,14 @@ def as_json(owner: str, value: object, sort_keys: bool = False, indent: int | No
         raise NotPlain(owner, str(error)) from error
 
 
-SEAL = "seal"
-"""The first field of a sealed record: the `content_hash` of the record without this line."""
+SEAL_FIELD = "seal"
+"""The first field of a sealed record: the `compute_content_hash` of the record without this line."""
 
 
 def seal_record(owner: str, value: Mapping[str, object]) -> bytes:
-    """Encode a record as JSON, with a hash of its content as the first field.
+    """Encode a record as JSON, with a seal: a hash of its content, by which damage is noticed later.
 
-    `unseal_record` reads it.
+    `unseal_record` decodes it.
 
     Args:
         owner: Whose record it is. Only used in the error message.
@@ -399,9 +440,9 @@ def seal_record(owner: str, value: Mapping[str, object]) -> bytes:
              "rows": 3
             }
     """
-    body = as_json(owner, value)
-    without_brace = body[1:]
-    return _encode_seal_line(content_hash(body)) + without_brace
+    record = encode_json(owner, value)
+    record_without_brace = record[1:]
+    return _encode_seal_line(compute_content_hash(record)) + record_without_brace
 
 
 def unseal_record(content: bytes) -> dict[str, Any]:
@@ -412,7 +453,7 @@ def unseal_record(content: bytes) -> dict[str, Any]:
     """
     try:
         record = json.loads(content)
-        seal = record.pop(SEAL)
+        seal = record.pop(SEAL_FIELD)
     except (RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is no record: {error!r}") from error
 
@@ -422,85 +463,109 @@ def unseal_record(content: bytes) -> dict[str, Any]:
 
 
 def _is_intact(content: bytes, seal: object) -> bool:
-    """Return whether a sealed record is as it was written: its seal is the hash of its brace and its other lines."""
-    prefix = _encode_seal_line(seal)
-    body = b"{" + content[len(prefix) :]
-    return content.startswith(prefix) and content_hash(body) == seal
+    """Return whether a sealed record is as it was written.
+
+    Args:
+        content: The whole sealed record.
+        seal: The seal that was read from it. It must be the hash of the record without its seal.
+    """
+    beginning = _encode_seal_line(seal)
+    if not content.startswith(beginning):
+        return False
+    # The seal stands first, on a line of its own after the brace. The brace and what follows the seal are the record
+    # without it.
+    record = b"{" + content[len(beginning) :]
+    return compute_content_hash(record) == seal
 
 
 def _encode_seal_line(seal: object) -> bytes:
-    """Return how a sealed record begins: the brace of its JSON, and its seal."""
-    return f'{{\n "{SEAL}": "{seal}",'.encode()
+    """Return how a sealed record begins: the opening brace, and the line of its seal."""
+    return f'{{\n "{SEAL_FIELD}": "{seal}",'.encode()
 
 
-FILES = "files"
-"""The field of a sealed record that lists the files beside it, by name, with their hashes: the `file_hash` of each, or
-a list of its size in bytes and its `content_hash`."""
+FILES_FIELD = "files"
+"""The field of a sealed record that lists the files in its folder, by name, with their hashes: the `file_hash` of each,
+or a list of its size in bytes and its `compute_content_hash`."""
 
 
-def hash_files_beside(record: Path) -> dict[str, str]:
-    """Return the `file_hash` of every other file in the folder of `record`, by name, for its field FILES.
+def hash_sibling_files(record_path: Path) -> dict[str, str]:
+    """Return the `file_hash` of every other file in the folder of a record, by file name.
 
-    Raises OSError.
-    """
-    files = sorted(record.parent.iterdir())
-    return {file.name: file_hash(file) for file in files if file != record}
-
-
-def iter_files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool]]:
-    """Check the files that a sealed record lists (in the field FILES), which lie in the same folder.
+    It is what the record lists in its field FILES_FIELD.
 
     Args:
-        record: The file of the record.
-        again: Read every file, even if its size and times have not changed since its hash was computed.
+        record_path: The file of the record, which may be missing.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    hash_by_name = {}
+    for file in sorted(record_path.parent.iterdir()):
+        if file != record_path:
+            hash_by_name[file.name] = file_hash(file)
+    return hash_by_name
+
+
+def iter_listed_files(record_path: Path, force_read: bool = False) -> Iterator[tuple[Path, bool]]:
+    """Check one by one the files that a sealed record lists (in its field FILES_FIELD), which lie in the same folder.
+
+    Args:
+        record_path: The file of the record.
+        force_read: Read every file, even if its size and times have not changed since its hash was computed.
 
     Yields:
         Each file, and whether it holds what was written. If the record itself is damaged, only the record.
     """
     try:
-        require_regular(record)
-        # By name of the file, its hash: a text, or [size in bytes, hash] (see `_is_whole`).
-        listed_hashes = unseal_record(record.read_bytes())[FILES]
+        require_regular_file(record_path)
+        # By file name, either a hash, or [size in bytes, hash] (see `_is_as_listed`).
+        entry_by_name = unseal_record(record_path.read_bytes())[FILES_FIELD]
     except (OSError, ValueError, KeyError):
-        yield record, False
+        yield record_path, False
         return
 
-    for name, listed_hash in listed_hashes.items():
-        file = record.parent / name
-        yield file, _is_whole(file, listed_hash, again=again)
+    for name, entry in entry_by_name.items():
+        file = record_path.parent / name
+        yield file, _is_as_listed(file, entry, force_read=force_read)
 
 
-def list_damaged_beside(record: Path, again: bool = False) -> list[Path]:
-    """Return the files of `iter_files_beside` that are missing or damaged."""
-    return [file for file, is_whole in iter_files_beside(record, again) if not is_whole]
+def list_damaged_files(record_path: Path, force_read: bool = False) -> list[Path]:
+    """Return the files that a sealed record lists and that are missing or damaged (see `iter_listed_files`).
+
+    If the record itself is damaged, it is the only one.
+    """
+    return [file for file, is_whole in iter_listed_files(record_path, force_read) if not is_whole]
 
 
-def _is_whole(file: Path, listed_hash: str | list[Any], *, again: bool) -> bool:
-    """Return whether a file has the hash that a record lists for it.
-
-    A file that cannot be read is not whole.
+def _is_as_listed(file: Path, entry: str | list[Any], *, force_read: bool) -> bool:
+    """Return whether a file has the hash that a record lists for it. A file that cannot be read has not.
 
     Args:
         file: The file.
-        listed_hash: Either the `file_hash` as text, or a list of the size in bytes and the `content_hash`.
-        again: Read the file. Otherwise a remembered hash is trusted if size and times are still the same.
+        entry: What the record says of the file: its `file_hash` as text, or a list of two items, its size in bytes and
+            its `compute_content_hash`.
+        force_read: Read the file. Otherwise a remembered hash is trusted if size and times are still the same.
     """
     try:
-        require_regular(file)
-        if isinstance(listed_hash, str):
-            return file_hash(file, again) == listed_hash
+        require_regular_file(file)
+        if isinstance(entry, str):
+            return file_hash(file, force_read) == entry
 
-        _size, listed_content_hash = listed_hash
-        content_hash_now = stream_hash(file) if again else read_remembered_hashes(file).content
-        return bool(content_hash_now == listed_content_hash)
+        _size, listed_content_hash = entry  # a file of another size has another hash
+        if force_read:
+            content_hash = compute_file_content_hash(file)
+        else:
+            content_hash = read_remembered_hashes(file).content_hash
+        return bool(content_hash == listed_content_hash)
     except OSError:
         return False
 
 
-def find_changed_unseen(files: Iterable[Path]) -> Path | None:
-    """Read files, to find the first one whose content does not have its remembered hash any more.
+def find_silently_changed_file(files: Iterable[Path]) -> Path | None:
+    """Read files, to find the first one whose content no longer has its remembered hash.
 
-    Call this right before the files are loaded, because they are then in the system's cache.
+    Such a file was damaged on the disk: its content changed, but not its size and times. Call this right before
+    the files are loaded, because they are then in the system's cache.
 
     Returns:
         That file, or None if all files are whole.
@@ -509,13 +574,13 @@ def find_changed_unseen(files: Iterable[Path]) -> Path | None:
         OSError: A file cannot be read.
     """
     for file in files:
-        if stream_hash(file) != read_remembered_hashes(file).content:
+        if compute_file_content_hash(file) != read_remembered_hashes(file).content_hash:
             return file
     return None
 
 
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-"""The errors of opening a file for writing where this process may only read."""
+READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""The `errno` of opening a file for writing where this process may only read."""
 
 
 class _LockFiles:
@@ -526,11 +591,11 @@ class _LockFiles:
     """
 
     def __init__(self) -> None:
-        self._files = set[IO[bytes]]()
-        self._guard = threading.Lock()
+        self._open_files = set[IO[bytes]]()
+        self._fork_guard = threading.Lock()
         os.register_at_fork(
-            before=self._guard.acquire,
-            after_in_parent=self._guard.release,
+            before=self._fork_guard.acquire,
+            after_in_parent=self._fork_guard.release,
             after_in_child=self._close_in_child,
         )
 
@@ -542,28 +607,28 @@ class _LockFiles:
             OSError: The file cannot be opened.
         """
         # No fork can happen while the guard is held, so that a child knows of every open file.
-        with self._guard:
+        with self._fork_guard:
             file: IO[bytes] = path.open(mode, buffering=0)
-            self._files.add(file)
+            self._open_files.add(file)
         try:
             yield file
         finally:
-            self._files.discard(file)
+            self._open_files.discard(file)
             file.close()
 
     def _close_in_child(self) -> None:
         """Close all files in a forked child, which then holds no lock."""
-        for file in self._files:
+        for file in self._open_files:
             file.close()
-        self._files.clear()
-        self._guard.release()  # the child inherits it as it was acquired before the fork
+        self._open_files.clear()
+        self._fork_guard.release()  # the child inherits it as it was acquired before the fork
 
 
 _lock_files = _LockFiles()
 
 
 @contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+def hold_file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
     """Lock a file during the `with` block, which only one process at a time can enter.
 
     The kernel releases the lock when the process ends. If the lock file is missing in a folder where this
@@ -574,7 +639,8 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
         wait: Wait until another process releases the lock.
 
     Yields:
-        True if the lock is held. False only if another process holds it and `wait` is not set.
+        True if the lock is held, or if nothing could be locked for lack of rights. False only if another process
+        holds the lock and `wait` is not set.
 
     Raises:
         OSError: The file cannot be opened or locked.
@@ -613,9 +679,10 @@ def _open_to_lock(path: Path, stack: ExitStack) -> IO[bytes] | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         return stack.enter_context(_lock_files.open(path, "ab"))
     except OSError as error:
-        if error.errno not in READ_ONLY:
+        if error.errno not in READ_ONLY_ERRORS:
             raise
 
-    if path.is_file():  # a lock needs no right to write
+    # A lock needs no right to write.
+    if path.is_file():
         return stack.enter_context(_lock_files.open(path, "rb"))
     return None

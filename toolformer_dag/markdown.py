@@ -1,37 +1,48 @@
-"""Tables in Markdown: of cards, assets, the command line and the docs."""
+"""Write tables in Markdown, for model cards, assets, the command line and the docs."""
 
 from collections.abc import Callable, Iterable, Sequence
 
 
-def plain(value: object) -> str:
-    """Return a value as the text of a table's cell: bars are escaped, so that they do not end the cell."""
+def format_plain_cell(value: object) -> str:
+    """Return a value as the text of a table's cell. Bars are escaped, because they would end the cell."""
     return str(value).replace("|", "\\|")
 
 
-def rounded(value: object) -> str:
-    """Return a value as the text of a table's cell: floats with three decimals, nothing for None."""
+def format_rounded_cell(value: object) -> str:
+    """Return a value as the text of a table's cell: floats with three decimals, and nothing for None."""
     if value is None:
         return ""
     if isinstance(value, float):
         return f"{value:.3f}"
-    return plain(value)
+    return format_plain_cell(value)
 
 
-def table(
+def format_markdown_table(
     titles: Iterable[str],
     rows: Iterable[Iterable[object]],
-    cell: Callable[[object], str] = plain,
-    rules: Sequence[str] = (),
+    format_cell: Callable[[object], str] = format_plain_cell,
+    column_alignments: Sequence[str] = (),
 ) -> str:
     """Return a Markdown table, which ends with a line break.
 
-    titles: the texts of the first line, one per column.
-    rows: the values of each row, in the order of the titles.
-    cell: writes titles and values as text, such as `plain` or `rounded`.
-    rules: the alignment of each column, such as "---" or "--:"; without them all are aligned to the left.
+    Args:
+        titles: The texts of the first line, one per column.
+        rows: The values of each row, in the order of the titles.
+        format_cell: Writes titles and values as text, such as `format_plain_cell` or `format_rounded_cell`.
+        column_alignments: The alignment of each column: "---" for left, "--:" for right. By default, all columns are
+            aligned to the left.
+
+    Example:
+        The titles "tool" and "calls" with the row ["QA", 3] give
+
+            | tool | calls |
+            | --- | --- |
+            | QA | 3 |
     """
-    head = [cell(title) for title in titles]
-    lines: list[Sequence[str]] = [head, rules or ["---"] * len(head)]
+    title_cells = [format_cell(title) for title in titles]
+    alignment_cells = column_alignments or ["---"] * len(title_cells)
+
+    lines: list[Sequence[str]] = [title_cells, alignment_cells]
     for row in rows:
-        lines.append([cell(value) for value in row])
+        lines.append([format_cell(value) for value in row])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -33,7 +33,7 @@ from benchmarks.cleaning.recorded_answers import Conversation, RecordedAnswer, r
 from benchmarks.cleaning.spoilt_answers import SpoiltSet, ValueDonors, spoil, with_changed_values
 from benchmarks.cleaning.trainings import Training, TrainingFile, difference_interval, hit_interval
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.markdown import table
+from toolformer_dag.markdown import format_markdown_table
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.traces.judgement import judge_traces
@@ -223,7 +223,7 @@ def main() -> None:
         for seed in chosen.seeds:
             answers += comparison.compare(share, seed)
         print(quality_lines(share, verdict_quality(answers)))
-        print(table(COLUMNS, comparison.rows(share, chosen.seeds)), flush=True)
+        print(format_markdown_table(COLUMNS, comparison.rows(share, chosen.seeds)), flush=True)
 
 
 if __name__ == "__main__":

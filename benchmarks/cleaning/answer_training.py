@@ -66,15 +66,15 @@ class AnswerTrainer:
         question = max(number for number in range(call.turn + 1) if call.messages[number].role != "assistant")
         messages = call.messages[question : call.turn + 2]
         turn = call.turn - question
-        pieces = WrittenConversation.of(self.rendering, messages).pieces(turn, [turn + 1])
-        before = [*self.rendering.ids(pieces.before), *self.rendering.ids(pieces.unit)]
+        pieces = WrittenConversation.from_recorded_messages(self.rendering, messages).cut_around_unit(turn, [turn + 1])
+        before = [*self.rendering.encode_text(pieces.text_before), *self.rendering.encode_text(pieces.unit_text)]
         written = self.encoding.tokenizer(call.answer, add_special_tokens=False, return_offsets_mapping=True)
         spans: list[list[int]] = []
         for value in call.repeated_values():
             place = pattern(value).search(call.answer)
             if place is not None and place.start() > 0:  # to begin with the value is one of several wordings
                 spans.append(_overlapping(written.offset_mapping, place.start(), place.end()))
-        tokens = (*before, *written.input_ids, *self.encoding.eos)
+        tokens = (*before, *written.input_ids, *self.encoding.eos_ids)
         return AnswerText(call.conversation, tokens, len(before), spans) if len(tokens) <= LONGEST else None
 
     def _entering(self, tokens: tuple[int, ...]) -> Tensor:

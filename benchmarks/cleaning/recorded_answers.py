@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolformer_dag.conversations.messages import RecordedMessage, to_openai, with_result
+from toolformer_dag.conversations.messages import RecordedMessage, iter_indexed_openai_messages, replace_result
 from toolformer_dag.conversations.reading import read_conversation
-from toolformer_dag.traces.result_values import AFFIRMATIONS, UNIT_KEYS, result_values
+from toolformer_dag.traces.result_values import AFFIRMATION_WORDS, UNIT_KEYS, find_result_values
 
 Conversation = tuple[RecordedMessage, ...]
 LONGEST_VALUE = 60  # characters; a longer string is prose, which an answer rewords
@@ -55,9 +55,9 @@ class RecordedAnswer:
     def repeated_values(self) -> list[str]:
         """Return the values of the result that the answer repeats and that nobody had said before."""
         repeated: list[str] = []
-        for value in result_values(self.result):
+        for value in find_result_values(self.result):
             text = value.text.removesuffix(".0")
-            says_nothing = text.casefold() in AFFIRMATIONS or value.key.casefold() in UNIT_KEYS
+            says_nothing = text.casefold() in AFFIRMATION_WORDS or value.key.casefold() in UNIT_KEYS
             is_value = 0 < len(text) <= LONGEST_VALUE and not says_nothing
             if is_value and stands_in(self.answer, text) and not stands_in(self.before, text):
                 repeated.append(text)
@@ -70,7 +70,7 @@ class RecordedAnswer:
 
     def with_result(self, result: str) -> "RecordedAnswer":
         """Return the call with another result."""
-        return replace(self, messages=with_result(self.messages, self.turn, 0, result))
+        return replace(self, messages=replace_result(self.messages, self.turn, 0, result))
 
 
 def recorded_answers(conversations: Sequence[Conversation]) -> list[RecordedAnswer]:
@@ -141,5 +141,5 @@ def write_conversations(file: Path, conversations: Iterable[Conversation]) -> No
     """Write conversations as JSON lines of OpenAI's messages."""
     with file.open("w", encoding="utf-8") as lines:
         for messages in conversations:
-            record = {"messages": [message for _, message in to_openai(messages)]}
+            record = {"messages": [message for _, message in iter_indexed_openai_messages(messages)]}
             lines.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -10,7 +10,7 @@ from benchmarks.embedded_model.train import PretrainingProgress
 from benchmarks.embedded_model.train import train as run
 from toolformer_dag.cli import Commands
 from toolformer_dag.files import UserError
-from toolformer_dag.model.weights import model_name
+from toolformer_dag.model.weights import resolve_model_name
 from toolformer_dag.settings.model_settings import ModelSettings
 
 app = Commands(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -42,7 +42,7 @@ def train(
         typer.echo(f"{line.step:>6}/{line.steps}  loss {line.loss:.3f}  {line.tokens_per_second:,.0f} tokens/s")
 
     settings = EmbeddedTraining(shape=SHAPES[size], steps=steps, seed=seed)
-    begin = None if start is None else Path(model_name(ModelSettings(name=start)))
+    begin = None if start is None else Path(resolve_model_name(ModelSettings(name=start)))
     typer.echo(run(settings, folder, show, begin))
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from functools import cache
 from random import Random
 
-from toolformer_dag.synthetic import PROMPTS
-from toolformer_dag.synthetic.phenomena import NAMED_TOOLS
+from toolformer_dag.synthetic import PROMPT_FOLDER
+from toolformer_dag.synthetic.phenomena import NAMED_ARGUMENT_TOOLS
 from toolformer_dag.synthetic.sentences import CallWithResult, Phenomenon
 from toolformer_dag.texts.calls import Call, format_call
 from toolformer_dag.tools.registry import BUILT_IN_FOLDER
@@ -27,7 +27,7 @@ Note = tuple[str, int]
 
 def note(random: Random, gold: Phenomenon, text: str) -> Note:
     """Write the note of a call at the gold place; `text` contains the phenomenon's own text."""
-    return content(random, gold), text.index(gold.text) + len(gold.before)
+    return content(random, gold), text.index(gold.text) + len(gold.text_before_call)
 
 
 def content(random: Random, gold: Phenomenon | CallWithResult) -> str:
@@ -35,13 +35,13 @@ def content(random: Random, gold: Phenomenon | CallWithResult) -> str:
     alone = {"calendar": 1.0, "wiki_search": 0.4}.get(gold.tool, 0.2)
     if random.random() < alone:
         return gold.result
-    asked = gold.input if gold.tool in NAMED_TOOLS else gold.input.strip('"')
+    asked = gold.input if gold.tool in NAMED_ARGUMENT_TOOLS else gold.input.strip('"')
     return asked + random.choice(EQUALS) + gold.result
 
 
 def in_place(random: Random, gold: Phenomenon, told: Phenomenon) -> str:
     """Return what stands for the calls before their result is used: a note, behind those of the calls before it."""
-    notes: tuple[Phenomenon | CallWithResult, ...] = (*gold.earlier, told)
+    notes: tuple[Phenomenon | CallWithResult, ...] = (*gold.earlier_calls, told)
     return "".join(f" {bracketed(random, content(random, one))}" for one in notes)
 
 
@@ -146,7 +146,7 @@ def _guessed_sum(random: Random, before: str) -> str | None:
 
 @cache
 def _of_prompts(tool: str) -> tuple[str, ...]:
-    files = (BUILT_IN_FOLDER / f"{tool}.txt", PROMPTS / f"{tool}.txt")
+    files = (BUILT_IN_FOLDER / f"{tool}.txt", PROMPT_FOLDER / f"{tool}.txt")
     return tuple(file.read_text("utf-8").partition("Input:")[0].strip() + "\n" for file in files if file.exists())
 
 
@@ -160,7 +160,7 @@ CHAIN_INSTRUCTIONS = (
 @cache
 def chain_instructions() -> tuple[str, ...]:
     """Return the instructions for calls behind calls, that of the synthetic world's prompt three times."""
-    written = (PROMPTS / "question_answering_chain.txt").read_text("utf-8").partition("Input:")[0].strip() + "\n"
+    written = (PROMPT_FOLDER / "question_answering_chain.txt").read_text("utf-8").partition("Input:")[0].strip() + "\n"
     return (written, written, written, *CHAIN_INSTRUCTIONS)
 
 

@@ -19,10 +19,10 @@ from benchmarks.embedded_model.demonstrations import (
     with_call,
     with_notes,
 )
-from toolformer_dag.synthetic.phenomena import NAMED_TOOLS, TOOLS, TWO_HOP, phenomenon
-from toolformer_dag.synthetic.sentences import CallWithResult, Phenomenon, filler
+from toolformer_dag.synthetic.phenomena import NAMED_ARGUMENT_TOOLS, SYNTHETIC_TOOLS, TWO_HOP_KIND, write_phenomenon
+from toolformer_dag.synthetic.sentences import CallWithResult, Phenomenon, write_filler_paragraph
 from toolformer_dag.synthetic.web import write_document_text
-from toolformer_dag.synthetic.wordings import KINDS, PARTS, Relation, get_relations, get_word_list
+from toolformer_dag.synthetic.wordings import ENTITY_KINDS, WORLD_PARTS, Relation, get_relations, get_word_list
 from toolformer_dag.synthetic.world import World
 
 LARGEST_SHARE = 0.3  # of a text's plain words
@@ -48,7 +48,7 @@ def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
     if random.random() < KEPT_SUMS:
         own["calculator"] = set(get_word_list("calculator", "operation_words"))
     kept = KEPT | own.get(gold.tool, set())
-    words = [word for word in dict.fromkeys(PLAIN_WORD.findall(gold.before)) if word not in kept]
+    words = [word for word in dict.fromkeys(PLAIN_WORD.findall(gold.text_before_call)) if word not in kept]
     known = _words_of_questions() if quoted else _words()
     others = {word: random.choice(known) for word in words if random.random() < share}
 
@@ -56,12 +56,12 @@ def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
         return PLAIN_WORD.sub(lambda hit: others.get(hit[0], hit[0]), text)
 
     changed = f'"{exchanged(asked)}"' if quoted else gold.input
-    return replace(gold, before=exchanged(gold.before), input=changed)
+    return replace(gold, text_before_call=exchanged(gold.text_before_call), input=changed)
 
 
 def repeats_question(gold: Phenomenon) -> bool:
     """Return whether the call repeats a question of the text."""
-    return gold.tool == "question_answering" and gold.input.strip('"') in gold.before
+    return gold.tool == "question_answering" and gold.input.strip('"') in gold.text_before_call
 
 
 @cache
@@ -74,21 +74,21 @@ def _words() -> tuple[str, ...]:
 @cache
 def _words_of_questions() -> tuple[str, ...]:
     """Return plain words, and those of questions about all relations: the call repeats whatever is asked."""
-    asked = [question for kind in KINDS for relation in get_relations(kind) for question in relation.questions]
+    asked = [question for kind in ENTITY_KINDS for relation in get_relations(kind) for question in relation.questions]
     return tuple(sorted({*_words(), *(word for text in asked for word in PLAIN_WORD.findall(text.replace("{e}", "")))}))
 
 
 def wrong_input(random: Random, gold: Phenomenon) -> str:
     """Return a similar input that asks for something else; the calendar has only one input."""
-    if gold.tool in NAMED_TOOLS:
+    if gold.tool in NAMED_ARGUMENT_TOOLS:
         return _wrong_arguments(random, gold.input)
-    if gold.wording.startswith(TWO_HOP):
-        return _wrong_sum(random, gold.input) if gold.tool == "calculator" else gold.earlier[-1].input
+    if gold.wording_name.startswith(TWO_HOP_KIND):
+        return _wrong_sum(random, gold.input) if gold.tool == "calculator" else gold.earlier_calls[-1].input
     if gold.tool == "calculator":
         return _wrong_sum(random, gold.input)
     if gold.tool == "machine_translation":
         words = gold.input.split()
-        return random.choice((words[-1], " ".join(words[:2]), " ".join(gold.before.split()[:3])))
+        return random.choice((words[-1], " ".join(words[:2]), " ".join(gold.text_before_call.split()[:3])))
     if gold.tool == "calendar":
         return gold.input
     return _wrong_question(random, gold)
@@ -118,8 +118,8 @@ def _another(random: Random, *numbers: str) -> int:
 
 
 def _wrong_question(random: Random, gold: Phenomenon) -> str:
-    kind, key = gold.wording.split("/")[1:3]
-    own = next(get_relations(entity_kind) for entity_kind in KINDS if entity_kind == kind)
+    kind, key = gold.wording_name.split("/")[1:3]
+    own = next(get_relations(entity_kind) for entity_kind in ENTITY_KINDS if entity_kind == kind)
     name = next(_name(gold.input.strip('"'), relation) for relation in own if relation.key == key)
     other = random.choice(own)
     if gold.tool == "question_answering":
@@ -140,13 +140,13 @@ TOOL_WEIGHTS = {
     "calculator": 13,
     "calendar": 5,
     "question_answering": 15,
-    TWO_HOP: 9,
+    TWO_HOP_KIND: 9,
     "wiki_search": 8,
     "machine_translation": 4,
     "distance": 4,
     "price": 2,
 }
-DEMONSTRATED = tuple(tool for tool in TOOL_WEIGHTS if tool != TWO_HOP)
+DEMONSTRATED = tuple(tool for tool in TOOL_WEIGHTS if tool != TWO_HOP_KIND)
 CHAIN_SHARE = 0.3  # of the demonstrations: calls behind the results of others
 FIRST_HOP_SHARE = 0.2  # of the texts for question answering: they take two calls, of which the first is shown
 SINGLE_SHARE = 0.45  # of the examples with calls behind calls: one call is enough
@@ -164,8 +164,8 @@ ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that c
 
 def some(random: Random, world: World, tool: str | None = None) -> Phenomenon:
     """Draw a phenomenon of a tool, or of any tool."""
-    gold = phenomenon(random, world, tool or _any_tool(random), "pretraining", "seen")
-    if gold.earlier or gold.tool in NAMED_TOOLS:  # every word before the place says what is asked
+    gold = write_phenomenon(random, world, tool or _any_tool(random), "pretraining", "seen")
+    if gold.earlier_calls or gold.tool in NAMED_ARGUMENT_TOOLS:  # every word before the place says what is asked
         return gold
     share = BLURRED_SUMS if gold.tool == "calculator" or repeats_question(gold) else BLURRED_SHARE
     return blurred(random, gold) if random.random() < share else gold
@@ -177,8 +177,8 @@ def _any_tool(random: Random) -> str:
 
 def of_any_part(random: Random, world: World) -> str:
     """Draw a phenomenon of any tool and any part, with input and result, to train the tokenizer on."""
-    tool = random.choice((*TOOLS, *NAMED_TOOLS, TWO_HOP))
-    gold = phenomenon(random, world, tool, random.choice(PARTS), "seen")
+    tool = random.choice((*SYNTHETIC_TOOLS, *NAMED_ARGUMENT_TOOLS, TWO_HOP_KIND))
+    gold = write_phenomenon(random, world, tool, random.choice(WORLD_PARTS), "seen")
     return f"{gold.text} {gold.input} {gold.result}"
 
 
@@ -189,14 +189,14 @@ def page(random: Random, golds: list[Phenomenon]) -> str:
         return write_document_text(random, golds)
     texts = [gold.text for gold in golds]
     if draw < 0.5:
-        texts.insert(random.randint(0, len(texts)), filler(random, 1))
+        texts.insert(random.randint(0, len(texts)), write_filler_paragraph(random, 1))
     return " ".join(texts)
 
 
 def plain(random: Random, world: World) -> PretrainingDocument:
     """Write a page without notes."""
     if random.random() < 0.15:
-        return (filler(random, random.randint(2, 5)),)
+        return (write_filler_paragraph(random, random.randint(2, 5)),)
     return (page(random, [some(random, world) for _ in range(random.randint(1, 2))]),)
 
 
@@ -205,7 +205,7 @@ def note_then_text(random: Random, world: World) -> PretrainingDocument:
     count = random.choice((1, 1, 2))
     golds = [some(random, world) for _ in range(count)]
     text = page(random, golds)
-    notes = [note(random, gold, text) for gold in golds if not gold.earlier]
+    notes = [note(random, gold, text) for gold in golds if not gold.earlier_calls]
     is_of_same_tool = random.random() < 0.5
     distractor = some(random, world, golds[0].tool if is_of_same_tool else None)
     return with_notes(random, text, notes, [content(random, distractor)])
@@ -219,13 +219,13 @@ def noted(random: Random, world: World) -> PretrainingDocument:
         draw = random.random()
         told = gold if draw < TOLD_SHARE else some(random, world, gold.tool)
         known = [in_place(random, gold, told)] if draw < TOLD_SHARE + WRONG_SHARE else []
-        pieces += [f" {gold.before}" if pieces else gold.before, *known, gold.after]
+        pieces += [f" {gold.text_before_call}" if pieces else gold.text_before_call, *known, gold.text_after_call]
     return tuple(pieces)
 
 
 def told_before(random: Random, world: World) -> PretrainingDocument:
     """Write a note, then the short text that uses it, as e(c, r) stands before x when calls are judged."""
-    gold = some(random, world, random.choice((*TOOLS, *NAMED_TOOLS, TWO_HOP, TWO_HOP)))
+    gold = some(random, world, random.choice((*SYNTHETIC_TOOLS, *NAMED_ARGUMENT_TOOLS, TWO_HOP_KIND, TWO_HOP_KIND)))
     return in_place(random, gold, gold), gold.text
 
 
@@ -252,7 +252,7 @@ def annotated(random: Random, world: World, tool: str, *, alone: bool) -> tuple[
     if not alone and random.random() < 0.3:
         golds.append(some(random, world, _other(random, tool)))
     text = golds[0].text if alone else page(random, golds)
-    gold = text.index(golds[0].text) + len(golds[0].before) if has_place else None
+    gold = text.index(golds[0].text) + len(golds[0].text_before_call) if has_place else None
     offset = noisy_place(random, text, gold)
     asked = None if offset is None else _input(random, golds[0], tool, text[:offset])
     if offset is None or asked is None:
@@ -264,19 +264,21 @@ def _of_tool(random: Random, world: World, tool: str) -> Phenomenon:
     """Draw a phenomenon of a tool; some of question answering's take two calls, of which the first is asked."""
     if tool != "question_answering" or random.random() >= FIRST_HOP_SHARE:
         return some(random, world, tool)
-    gold = some(random, world, TWO_HOP)
-    first = gold.earlier[0]
-    return replace(gold, tool=first.tool, input=first.input, result=first.result, earlier=())
+    gold = some(random, world, TWO_HOP_KIND)
+    first = gold.earlier_calls[0]
+    return replace(gold, tool=first.tool, input=first.input, result=first.result, earlier_calls=())
 
 
 def behind_a_call(random: Random, world: World, *, alone: bool) -> tuple[str, list[str]]:
     """Draw a text with one call and its result, and where it takes more calls, the next one behind it."""
-    gold = some(random, world, random.choice(("question_answering", "calculator")) if _is_single(random) else TWO_HOP)
+    gold = some(
+        random, world, random.choice(("question_answering", "calculator")) if _is_single(random) else TWO_HOP_KIND
+    )
     text = gold.text if alone else page(random, [gold])
-    place = text.index(gold.text) + len(gold.before)
-    if not gold.earlier:
+    place = text.index(gold.text) + len(gold.text_before_call)
+    if not gold.earlier_calls:
         return text, behind_calls(text, place, [CallWithResult(gold.tool, gold.input, gold.result)], None)
-    calls = (*gold.earlier, CallWithResult(gold.tool, gold.input, gold.result))
+    calls = (*gold.earlier_calls, CallWithResult(gold.tool, gold.input, gold.result))
     done = random.randint(1, len(calls) if random.random() < 0.2 else len(calls) - 1)
     if done == len(calls):  # the chain is whole: nothing follows
         return text, behind_calls(text, place, calls, None)
@@ -307,12 +309,12 @@ def demonstrate(random: Random, world: World) -> PretrainingDocument:
 def _other(random: Random, tool: str) -> str:
     if tool in SIBLINGS and random.random() < SIBLING_SHARE:
         return SIBLINGS[tool]
-    return random.choice([one for one in (*TOOLS, *NAMED_TOOLS) if one != tool])
+    return random.choice([one for one in (*SYNTHETIC_TOOLS, *NAMED_ARGUMENT_TOOLS) if one != tool])
 
 
 def _input(random: Random, gold: Phenomenon, tool: str, before: str) -> str | None:
     if gold.tool != tool:
         return guessed_input(random, tool, before)
-    if gold.wording.startswith(TWO_HOP):  # its first call
+    if gold.wording_name.startswith(TWO_HOP_KIND):  # its first call
         return gold.input
     return wrong_input(random, gold) if random.random() < WRONG_INPUT else gold.input

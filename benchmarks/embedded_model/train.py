@@ -21,7 +21,7 @@ from transformers import GPTJForCausalLM
 from benchmarks.embedded_model.export import export_model, train_tokenizer
 from benchmarks.embedded_model.network import EmbeddedTraining, new_model
 from benchmarks.embedded_model.stream import batch, tokenizer_texts
-from toolformer_dag.files import UserError, write_whole
+from toolformer_dag.files import UserError, write_file_atomically
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.loading import choose_fast_dtype
 
@@ -106,7 +106,7 @@ class Run:
             "optimisers": [one.state_dict() for one in self.optimisers],
         }
         torch.save({**parts, "step": self.taken, "settings": asdict(self.settings)}, content)
-        write_whole(self.path, content.getvalue())
+        write_file_atomically(self.path, content.getvalue())
 
 
 def checkpoint(path: Path, settings: EmbeddedTraining) -> dict[str, Any] | None:

@@ -16,13 +16,13 @@ from benchmarks.made_traces import records
 from tests.browser.conftest import OTHER_SITE
 from tests.explorer.hand_made_calls import REPEATED
 from tests.traces.conftest import settings_at, write_lines
-from toolformer_dag.cli.web_server import HOST, OwnPages, bound
-from toolformer_dag.explorer.explorer_server import explorer_app
+from toolformer_dag.cli.web_server import LOOPBACK_ADDRESS, SameOriginGuard, open_listening_socket
+from toolformer_dag.explorer.explorer_server import build_explorer_app
 from toolformer_dag.explorer.exported_page import export_page
-from toolformer_dag.explorer.outcome_queries import MOST_EXPORTED
+from toolformer_dag.explorer.outcome_queries import MAX_EXPORTED_QUESTIONS
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.traces.judgement import judge_traces, traces_database
+from toolformer_dag.traces.judgement import get_traces_database_path, judge_traces
 
 pytestmark = pytest.mark.long
 
@@ -43,13 +43,13 @@ VIEWS = (
 @pytest.fixture(scope="module")
 def address(database: Path, traces: Path) -> Iterator[str]:
     """The page over the warehouse, on a free port, behind the guard that the command puts before it."""
-    listening = bound(0, "explore")
+    listening = open_listening_socket(0, "explore")
     port = listening.getsockname()[1]
-    app = OwnPages(explorer_app(WarehouseReader(database, ABOUT), None, WarehouseReader(traces)), port)
+    app = SameOriginGuard(build_explorer_app(WarehouseReader(database, ABOUT), None, WarehouseReader(traces)), port)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
-    yield f"http://{HOST}:{port}"
+    yield f"http://{LOOPBACK_ADDRESS}:{port}"
     server.should_exit = True
     thread.join()
     listening.close()
@@ -224,8 +224,8 @@ def test_an_exported_page_works_offline(
                 online = other.new_page()
                 opened(online, f"{address}/", view)
                 if "which=" in view:
-                    assert listed_questions(page).count() == MOST_EXPORTED < listed_questions(online).count()
-                    assert f"; the first {MOST_EXPORTED} of " in page.locator("main").inner_text()
+                    assert listed_questions(page).count() == MAX_EXPORTED_QUESTIONS < listed_questions(online).count()
+                    assert f"; the first {MAX_EXPORTED_QUESTIONS} of " in page.locator("main").inner_text()
                 else:
                     assert page.locator("main").inner_text() == online.locator("main").inner_text()
         for choice in ("trace.tool=weather", "trace.verdict=helps"):
@@ -279,7 +279,9 @@ def test_a_conversation_has_its_place_in_one_line_and_the_id_of_its_record(
     page: Page, database: Path, tmp_path: Path
 ) -> None:
     settings = settings_at(tmp_path)
-    judgement = judge_traces(settings, [write_lines(tmp_path / "traces.jsonl", records(14))], traces_database(settings))
+    judgement = judge_traces(
+        settings, [write_lines(tmp_path / "traces.jsonl", records(14))], get_traces_database_path(settings)
+    )
     file = tmp_path / "calls.html"
     export_page(WarehouseReader(database, ABOUT), WarehouseReader(judgement.database), file)
     for width in (1280, 1000):

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.conversations.dropping import drop
+from toolformer_dag.conversations.dropping import drop_calls
 from toolformer_dag.conversations.forms import ALL_FORMS
 from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.conversations.reading import (
-    MOST_CALLS,
+    MAX_CALLS,
     ReadConversation,
     read_conversation,
     read_conversations,
@@ -43,7 +43,7 @@ def calls_of(conversation: ReadConversation) -> list[RecordedCall]:
 @EACH_FORM
 def test_the_example_of_a_form_is_read_with_its_call_and_result(form: Form) -> None:
     [conversation] = read_all(records_of(form))
-    assert conversation.form == form.name and not conversation.faults
+    assert conversation.form_name == form.name and not conversation.faults
     [call] = calls_of(conversation)
     assert "Oslo" in json.dumps(call.arguments)
     if form.name not in WITHOUT_RESULTS:
@@ -54,11 +54,11 @@ def test_the_example_of_a_form_is_read_with_its_call_and_result(form: Form) -> N
 @EACH_FORM
 def test_a_record_is_the_same_without_a_dropped_call(form: Form) -> None:
     [conversation] = read_all(records_of(form))
-    assert drop(form.example, []) == form.example
+    assert drop_calls(form.example, []) == form.example
     if not form.can_drop:
         return
     before = copy.deepcopy(form.example)
-    left = drop(form.example, calls_of(conversation))
+    left = drop_calls(form.example, calls_of(conversation))
     assert form.example == before
     assert "weather Oslo" not in json.dumps(left) and '"c1"' not in json.dumps(left)
     [again] = read_all(left if form.is_file else [left])
@@ -88,9 +88,9 @@ def test_a_summary_of_autogen_repeats_no_dropped_call() -> None:
         [conversation] = read_all(lines if whole is lines else [whole])
         first, second = calls_of(conversation)
         assert (first.failed, second.failed) == (False, True)
-        left = drop(whole, [second])
+        left = drop_calls(whole, [second])
         assert '"c0"' in json.dumps(left) and '"c1"' not in json.dumps(left)
-        rest = drop(whole, [first, second])
+        rest = drop_calls(whole, [first, second])
         assert (rest if whole is lines else rest["messages"]) == [{**lines[2], "tool_calls": [], "results": []}]
 
 
@@ -104,7 +104,7 @@ def test_a_message_of_autogen_with_calls_that_are_not_read_is_named(kind: str, f
 def test_what_is_left_of_autogen_without_any_message_is_the_rest_of_the_record() -> None:
     call = {"id": "c1", "name": "gauge", "arguments": "{}"}
     record = {"messages": [{"type": "ToolCallRequestEvent", "source": "a", "content": [call]}], "stop_reason": None}
-    assert drop(record, calls_of(read_all([record])[0])) == {"stop_reason": None}
+    assert drop_calls(record, calls_of(read_all([record])[0])) == {"stop_reason": None}
 
 
 CALL_KEYS = {"function_name", "functionCall", "toolUse", "toolInvocation", "api_action"}
@@ -289,7 +289,7 @@ def nested(levels: int) -> Any:
 
 
 def many_calls() -> dict[str, Any]:
-    calls = [{"id": str(n), "name": "gauge", "arguments": {}} for n in range(MOST_CALLS + 1)]
+    calls = [{"id": str(n), "name": "gauge", "arguments": {}} for n in range(MAX_CALLS + 1)]
     return {"messages": [{"role": "assistant", "tool_calls": calls}]}
 
 
@@ -347,6 +347,6 @@ def test_whatever_stands_in_a_record_it_is_read_or_rejected(form: Form) -> None:
         example = changed(form.example, chance)
         records = example if form.is_file and isinstance(example, list) else [example]
         for conversation in read_all(records):
-            assert conversation.messages or conversation.faults or conversation.form != "unknown"
+            assert conversation.messages or conversation.faults or conversation.form_name != "unknown"
             whole = records if form.is_file else example
-            drop(whole, calls_of(conversation))
+            drop_calls(whole, calls_of(conversation))

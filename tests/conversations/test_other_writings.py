@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conversations.test_records import read
-from toolformer_dag.conversations.dropping import drop
+from toolformer_dag.conversations.dropping import drop_calls
 from toolformer_dag.conversations.reading import read_conversation
 
 NORRBY = {"station": "Norrby"}
@@ -238,7 +238,7 @@ def test_a_session_begins_with_lines_of_other_kinds_and_goes_on_once_it_was_made
     [conversation] = read(session)
     calls = [call for message in conversation.messages for call in message.calls]
     assert [call.result for call in calls] == ["114 cm", "87 cm"] and not conversation.faults
-    left = drop(session, calls[1:])
+    left = drop_calls(session, calls[1:])
     assert boundary in left and [one.get("uuid") for one in left[9:]] == ["a", "b", "r", "k", "s"]
 
 

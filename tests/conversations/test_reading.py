@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from toolformer_dag.conversations.dropping import drop
-from toolformer_dag.conversations.messages import RecordedMessage, to_openai, with_result, without_call
+from toolformer_dag.conversations.dropping import drop_calls
+from toolformer_dag.conversations.messages import (
+    RecordedMessage,
+    iter_indexed_openai_messages,
+    remove_call,
+    replace_result,
+)
 from toolformer_dag.conversations.reading import UnknownForm, read_conversation
 from toolformer_dag.conversations.record_paths import get_value_at
 
@@ -117,12 +122,12 @@ def test_every_form_tells_the_same(record: dict[str, Any]) -> None:
 def test_a_dropped_call_leaves_the_rest_of_its_record_as_it_was(record: dict[str, Any]) -> None:
     messages, _ = read_conversation(record)
     first, second = messages[1].calls
-    cleaned = drop(record, [first])
-    assert words_and_calls(read_conversation(cleaned)[0]) == words_and_calls(without_call(messages, 1, 0))
+    cleaned = drop_calls(record, [first])
+    assert words_and_calls(read_conversation(cleaned)[0]) == words_and_calls(remove_call(messages, 1, 0))
     assert cleaned.keys() == record.keys()
     assert "5 and 8." in json.dumps(cleaned)
-    assert drop(record, []) == record
-    both = read_conversation(drop(record, [first, second]))
+    assert drop_calls(record, []) == record
+    both = read_conversation(drop_calls(record, [first, second]))
     assert words_and_calls(both[0]) == [("user", "2 + 3, and 9 - 1?", []), ("assistant", "5 and 8.", [])]
     assert not both[1]
 
@@ -130,15 +135,15 @@ def test_a_dropped_call_leaves_the_rest_of_its_record_as_it_was(record: dict[str
 def test_what_is_written_for_openai_is_read_again() -> None:
     messages, _ = read_conversation(HERMES)
     assert words_and_calls(
-        read_conversation({"messages": [message for _, message in to_openai(messages)]})[0]
+        read_conversation({"messages": [message for _, message in iter_indexed_openai_messages(messages)]})[0]
     ) == words_and_calls(messages)
 
 
 def test_variants_of_a_call_change_nothing_else() -> None:
     messages, _ = read_conversation(OPENAI)
-    other = with_result(messages, 1, 1, "80")
+    other = replace_result(messages, 1, 1, "80")
     assert [call.result for call in other[1].calls] == ["5", "80"]
-    assert without_call(without_call(messages, 1, 0), 1, 0) == (messages[0], messages[2])
+    assert remove_call(remove_call(messages, 1, 0), 1, 0) == (messages[0], messages[2])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +212,7 @@ def test_a_result_too_many_does_not_keep_later_calls_of_its_turn_from_theirs() -
 def test_what_cannot_be_used_is_named(messages: list[Any], reason: str) -> None:
     read_messages, faults = read_conversation({"messages": messages})
     assert [fault for fault, _ in faults] == [reason]
-    assert drop({"messages": messages}, []) == {"messages": messages}
+    assert drop_calls({"messages": messages}, []) == {"messages": messages}
     if reason in ("result_before_call", "late_result"):
         assert [call.result for message in read_messages for call in message.calls] == ["5"]
 
@@ -243,7 +248,7 @@ def test_a_field_that_holds_no_messages_hides_none(beside: dict[str, Any]) -> No
     record = {**beside, "messages": MESSAGES}
     assert words_and_calls(read_conversation(record)[0]) == [EXPECTED]
     assert words_and_calls(read_conversation({**beside, "messages": json.dumps(MESSAGES)})[0]) == [EXPECTED]
-    assert drop(record, []) == record
+    assert drop_calls(record, []) == record
 
 
 @pytest.mark.parametrize(
@@ -277,7 +282,7 @@ def test_words_beside_a_result_are_said_by_whoever_wrote_them() -> None:
 def test_steps_are_numbered_without_a_gap_after_a_call_is_dropped() -> None:
     record = {**ATIF, "final_metrics": {"total_steps": 3, "total_cost_usd": 0.1}}
     messages, _ = read_conversation(record)
-    cleaned = drop(record, messages[1].calls)
+    cleaned = drop_calls(record, messages[1].calls)
     assert [step["step_id"] for step in cleaned["steps"]] == [1, 2]
     assert cleaned["final_metrics"] == {"total_steps": 2, "total_cost_usd": 0.1}
 
@@ -323,7 +328,7 @@ def test_whatever_stands_in_a_record_it_is_read_or_refused() -> None:
         with contextlib.suppress(UnknownForm):
             messages, _ = read_conversation(record)
             calls = [call for message in messages for call in message.calls]
-            assert len(words_and_calls(read_conversation(drop(record, calls))[0])) <= len(messages) + 1
-            assert list(to_openai(messages)) or not messages
+            assert len(words_and_calls(read_conversation(drop_calls(record, calls))[0])) <= len(messages) + 1
+            assert list(iter_indexed_openai_messages(messages)) or not messages
             read += 1
     assert read > 1000

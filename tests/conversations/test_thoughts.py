@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.conversations.test_records import FORMS, read, record_file, values_of
-from toolformer_dag.conversations.dropping import can_drop, drop
-from toolformer_dag.conversations.messages import RecordedMessage, to_openai
+from toolformer_dag.conversations.dropping import can_drop_calls, drop_calls
+from toolformer_dag.conversations.messages import RecordedMessage, iter_indexed_openai_messages
 from toolformer_dag.conversations.reading import ReadConversation, read_conversation
 from toolformer_dag.conversations.record_paths import get_value_at
 
@@ -136,7 +136,7 @@ def test_an_encrypted_thought_and_a_users_text_are_no_thoughts() -> None:
 def test_thoughts_are_passed_over_where_messages_are_written(form: str) -> None:
     for conversation in read(values_of(form)):
         without = [replace(message, thoughts="") for message in conversation.messages]
-        assert list(to_openai(conversation.messages)) == list(to_openai(without))
+        assert list(iter_indexed_openai_messages(conversation.messages)) == list(iter_indexed_openai_messages(without))
 
 
 @pytest.mark.parametrize("form", FORMS_WITH_THOUGHTS)
@@ -146,7 +146,7 @@ def test_a_thought_is_found_again_in_its_record(form: str) -> None:
         record = records_of(conversation, values)
         for message in conversation.messages:
             assert bool(message.thoughts) == bool(message.thought_places)
-            if THOUGHT in message.thoughts and can_drop(conversation.form):
+            if THOUGHT in message.thoughts and can_drop_calls(conversation.form_name):
                 found = [json.dumps(get_value_at(record, place)) for place in message.thought_places]
                 assert any(THOUGHT in text for text in found)
 
@@ -155,19 +155,23 @@ def test_a_thought_is_found_again_in_its_record(form: str) -> None:
 def test_a_record_without_its_thoughts_has_the_same_words_and_calls(form: str) -> None:
     values = values_of(form)
     for conversation in read(values):
-        if not can_drop(conversation.form):
+        if not can_drop_calls(conversation.form_name):
             continue
         places = [place for message in conversation.messages for place in message.thought_places]
         record = records_of(conversation, values)
-        left = drop(record, [], places)
-        [again] = [one for one in read(left if record is values else [left]) if one.part == conversation.part]
+        left = drop_calls(record, [], places)
+        [again] = [
+            one
+            for one in read(left if record is values else [left])
+            if one.index_in_record == conversation.index_in_record
+        ]
         assert words_and_calls(again) == words_and_calls(conversation)
         assert not any(message.thoughts for message in again.messages)
 
 
 def records_of(conversation: ReadConversation, values: list[Any]) -> Any:
     """Return what a conversation was read from: a record, or all records of a file."""
-    return values if conversation.record_count > 1 else values[conversation.number - 1]
+    return values if conversation.record_count > 1 else values[conversation.first_record_number - 1]
 
 
 def words_and_calls(conversation: ReadConversation) -> list[Any]:
@@ -187,7 +191,7 @@ def test_a_thought_that_the_record_repeats_is_found_at_each_place() -> None:
         record = {"messages": [QUESTION, answer]}
         messages, _ = read_conversation(record)
         assert messages[1].thoughts == "Oslo is cold."
-        assert "cold" not in json.dumps(drop(record, [], messages[1].thought_places))
+        assert "cold" not in json.dumps(drop_calls(record, [], messages[1].thought_places))
 
 
 def test_a_thought_between_marks_is_taken_out_of_the_text_around_a_call() -> None:
@@ -200,7 +204,7 @@ def test_a_thought_between_marks_is_taken_out_of_the_text_around_a_call() -> Non
     assert not faults
     assert [message.thoughts for message in messages] == ["", "Oslo is cold.", "So it is 7."]
     places = [place for message in messages for place in message.thought_places]
-    left = drop(record, [], places)["conversations"]
+    left = drop_calls(record, [], places)["conversations"]
     assert [message["value"] for message in left] == ["?", f"I look.\n{call}", result["value"], "It is 7."]
 
 
@@ -208,7 +212,7 @@ def test_a_dropped_call_leaves_the_thoughts_of_the_record_where_they_are() -> No
     call = {"role": "assistant", "content": "I look.", "reasoning_content": "Oslo is cold.", "tool_calls": [CALL]}
     record = {"messages": [QUESTION, call, RESULT, ANSWER]}
     messages, _ = read_conversation(record)
-    left = drop(record, messages[1].calls)
+    left = drop_calls(record, messages[1].calls)
     assert json.dumps(left).count("Oslo is cold.") == 1
     assert read_conversation(left)[0][1] == replace(messages[1], calls=())
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tests.decoded import generate
 from tests.decoding.conftest import TAUGHT
 from tests.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
-from toolformer_dag.computing.plan import Lane, lanes
+from toolformer_dag.computing.plan import Lane, load_lanes
 from toolformer_dag.decoding.generation import DecodedCall, Generation, format_decoded_call
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.evaluation.asking import Asking
@@ -25,14 +25,14 @@ from toolformer_dag.serving.writings import TextRequest
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.calls import (
-    CALL_BEGINNING,
+    CALL_BEGINNING_PATTERN,
     Call,
     MalformedCall,
     build_call_grammar,
-    fault,
+    find_call_fault,
     format_call,
     parse_call,
-    take_out,
+    remove_calls,
 )
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.registry import load_tool
@@ -42,7 +42,9 @@ from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
 NAMES = ("Calculator", "Calendar", "QA", "QAs", "Übersetzer", "辞書")
 INPUTS = st.text(st.sampled_from('ab1 ()[->+"?é東🍎.,'), max_size=12) | st.text(max_size=8)
 CALLS = st.builds(Call, st.sampled_from(NAMES), INPUTS).filter(
-    lambda call: fault(call) is None and not CALL_BEGINNING.search(call.input) and "\ufffd" not in call.input
+    lambda call: (
+        find_call_fault(call) is None and not CALL_BEGINNING_PATTERN.search(call.input) and "\ufffd" not in call.input
+    )
 )
 
 
@@ -97,11 +99,11 @@ def test_no_call_of_the_training_text_is_barred(kind: str, call: Call) -> None:
     model = model_with(kind)
     vocabulary = Vocabulary(model)
     text = format_call(call).removeprefix(" [")
-    body = model.encoding.calls([text])[0]
-    if vocabulary.text(body, vocabulary.start) != text:
+    body = model.encoding.encode_calls([text])[0]
+    if vocabulary.decode_text(body, vocabulary.start_tokens) != text:
         return  # this tokenizer has no such character
-    end = next(at for at in range(len(body) + 1) if "]" in vocabulary.text(body[:at], vocabulary.start))
-    matcher = vocabulary.form(NAMES, {}, 64).matcher
+    end = next(at for at in range(len(body) + 1) if "]" in vocabulary.decode_text(body[:at], vocabulary.start_tokens))
+    matcher = vocabulary.build_call_form(NAMES, {}, 64).grammar_matcher
     assert all(matcher.consume_token(token) for token in body[: end - 1])
     assert not matcher.consume_token(body[end - 1])
 
@@ -114,7 +116,7 @@ def test_no_malformed_call_is_written_alone_or_together(
     model = taught_model(kind) if taught else model_with(kind)
     tools: dict[str, Tool] = {tool.name: tool for tool in (load_tool("calculator", {}), load_tool("calendar", {}))}
     prompts = [*TAUGHT, *(f"Ada had {at} apples" + " and more" * (at % 3) for at in range(12))]
-    options = {"k": 3 if taught else 300, "calls": calls, "max_new_tokens": 40, "max_call_tokens": 40}
+    options = {"top_k": 3 if taught else 300, "max_call_positions": calls, "max_new_tokens": 40, "max_call_tokens": 40}
     together = generate(model, prompts, tools, **options)
     for at in range(0, len(prompts), 3):
         assert together[at] == generate(model, [prompts[at]], tools, **options)[0]
@@ -124,9 +126,9 @@ def test_no_malformed_call_is_written_alone_or_together(
     assert not taught or together[0].calls[0] == DecodedCall("Calculator", "3 + 4", "7", None)
     for generation in together:
         kept = [format_decoded_call(call) for call in generation.calls if call.result is not None]
-        assert take_out(generation.text, tools) == generation.plain
+        assert remove_calls(generation.text, tools) == generation.plain_text
         assert all(text in generation.text for text in kept)
-        assert len(generation.text) == len(generation.plain) + sum(map(len, kept))
+        assert len(generation.text) == len(generation.plain_text) + sum(map(len, kept))
         assert not kept or "->" not in generation.text.rpartition(kept[-1])[2]
 
 
@@ -162,12 +164,17 @@ def test_every_call_with_named_arguments_that_ends_validates(kind: str) -> None:
         "Calculator": load_tool("calculator", {}),
     }
     prompts = [f"Ada had {at} apples" + " and more" * (at % 3) for at in range(24)]
-    options = {"k": 300, "max_new_tokens": 5, "max_call_tokens": 60, "withheld": frozenset({"Calculator"})}
+    options = {
+        "top_k": 300,
+        "max_new_tokens": 5,
+        "max_call_tokens": 60,
+        "withheld_tool_names": frozenset({"Calculator"}),
+    }
     made = generate(model_with(kind), prompts, tools, **options)
     ended = [call for each in made for call in each.calls if call.reason != "no_end"]
     assert [call for call in ended if call.result is None] == []
     for each in made:
-        assert take_out(each.text, tools) == each.plain
+        assert remove_calls(each.text, tools) == each.plain_text
 
 
 class Note(BaseModel):
@@ -194,7 +201,7 @@ class Notes(Flights):
 def test_a_bracket_within_an_open_string_ends_no_call_at_the_limit_of_tokens(kind: str) -> None:
     tools: dict[str, Tool] = {"Notes": Notes("notes", ToolOptions(), "")}
     prompts = [f"Ada had {at} apples" + " and more" * (at % 3) for at in range(24)]
-    made = generate(model_with(kind), prompts, tools, k=300, max_new_tokens=5, max_call_tokens=24)
+    made = generate(model_with(kind), prompts, tools, top_k=300, max_new_tokens=5, max_call_tokens=24)
     calls = [call for each in made for call in each.calls]
     assert calls and not [call for call in calls if call.input.startswith("count=") and "text" in call.input]
     assert {call.result for call in calls if call.input[6:].isdigit()} == {"noted"}
@@ -220,7 +227,7 @@ PROMPTS = [
     "She wrote letters about horses. He painted ships, with paint, and then",
     "Zzz qqq",
 ]
-OPTIONS = {"k": 300, "calls": 4, "max_new_tokens": 30, "max_call_tokens": 24}
+OPTIONS = {"top_k": 300, "max_call_positions": 4, "max_new_tokens": 30, "max_call_tokens": 24}
 
 
 class Told(Tool):
@@ -248,7 +255,7 @@ def model() -> LanguageModel:
 
 
 def fitting(text: str, most: int) -> set[str]:
-    return {key.title() for key in Router(list(TOOLS.values())).top(text, most)}
+    return {key.title() for key in Router(list(TOOLS.values())).rank_tools(text, most)}
 
 
 def called(written: Generation) -> set[str]:
@@ -258,7 +265,7 @@ def called(written: Generation) -> set[str]:
 def test_only_tools_that_the_text_fits_are_called_and_none_where_it_fits_none(model: LanguageModel) -> None:
     offered, every = (generate(model, PROMPTS, TOOLS, offered=most, **OPTIONS) for most in (3, 0))
     for prompt, few, free in zip(PROMPTS, offered, every, strict=True):
-        assert called(few) <= fitting(prompt + few.plain, 3)
+        assert called(few) <= fitting(prompt + few.plain_text, 3)
         assert free.calls and (few.calls or not fitting(prompt, 3))
     assert not all(called(one) <= fitting(prompt, 3) for prompt, one in zip(PROMPTS, every, strict=True))
     assert not offered[-1].calls
@@ -273,9 +280,9 @@ def test_the_words_near_the_call_decide_and_calls_before_it_do_not(model: Langua
 
 def test_tools_that_may_not_be_called_take_no_place(model: LanguageModel) -> None:
     withheld = frozenset(TOOLS) - {"Rain", "Wool"}
-    [two] = generate(model, PROMPTS[-1:], TOOLS, offered=2, withheld=withheld, **OPTIONS)
+    [two] = generate(model, PROMPTS[-1:], TOOLS, offered=2, withheld_tool_names=withheld, **OPTIONS)
     assert called(two) & {"Rain", "Wool"}
-    [one] = generate(model, PROMPTS[:1], TOOLS, offered=1, withheld=withheld, **OPTIONS)
+    [one] = generate(model, PROMPTS[:1], TOOLS, offered=1, withheld_tool_names=withheld, **OPTIONS)
     assert called(one) == {"Rain"}
 
 
@@ -288,22 +295,29 @@ def test_the_shared_decoder_offers_the_same_and_answers_have_another_identity(
     model: LanguageModel, tmp_path: Path
 ) -> None:
     settings = of_settings(tmp_path, 3)
-    [lane] = lanes(settings)
+    [lane] = load_lanes(settings)
     known = [Lane(tool, lane.tau_s, lane.k, lane.m, 0.0, lane.limits) for tool in TOOLS.values()]
-    limits = {"max_new_tokens": 30, "calls": 4}
+    limits = {"max_new_tokens": 30}
     expected = generate(
-        model, PROMPTS, TOOLS, k=300, offered=3, max_call_tokens=settings.sampling.max_call_tokens, **limits
+        model,
+        PROMPTS,
+        TOOLS,
+        top_k=300,
+        offered=3,
+        max_call_tokens=settings.sampling.max_call_tokens,
+        max_call_positions=4,
+        **limits,
     )
     decoder = SharedDecoder(model, known, settings)
     try:
-        writings = decoder.begin([TextRequest(prompt, **limits) for prompt in PROMPTS])
-        assert [writing.done.result() for writing in writings] == expected
+        writings = decoder.begin_texts([TextRequest(prompt, max_calls=4, **limits) for prompt in PROMPTS])
+        assert [writing.generation_future.result() for writing in writings] == expected
     finally:
         decoder.close()
 
     def identity(tools: int, k: int = 10) -> dict[str, object]:
         asking = Asking(of_settings(tmp_path, tools), known, model, k, frozenset())
-        return asking.identity()
+        return asking.build_identity()
 
     assert identity(12) == identity(0) and identity(3) != identity(0) and identity(3) != identity(4)
     assert identity(3, k=0) == identity(0, k=0)

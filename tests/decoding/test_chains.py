@@ -24,9 +24,11 @@ def chaining(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 
 def test_a_call_stands_behind_another_within_the_depth(chaining: LanguageModel) -> None:
-    deep, single = (generate(chaining, ["Two steps, and"], TOOLS, max_new_tokens=6, depth=depth)[0] for depth in (2, 1))
+    deep, single = (
+        generate(chaining, ["Two steps, and"], TOOLS, max_new_tokens=6, max_chain_calls=depth)[0] for depth in (2, 1)
+    )
     assert deep.text.startswith(TWO) and [call.result for call in deep.calls] == ["7", "8"]
-    assert [call.result for call in single.calls] == ["7"] and " [" not in single.plain
+    assert [call.result for call in single.calls] == ["7"] and " [" not in single.plain_text
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,6 @@ def test_a_call_stands_behind_another_within_the_depth(chaining: LanguageModel) 
 def test_the_text_goes_on_where_the_second_call_gives_nothing(
     chaining: LanguageModel, prompt: str, reason: str
 ) -> None:
-    [found] = generate(chaining, [prompt], TOOLS, max_new_tokens=6, depth=2)
+    [found] = generate(chaining, [prompt], TOOLS, max_new_tokens=6, max_chain_calls=2)
     assert [call.reason for call in found.calls] == [None, reason]
-    assert found.text.count(" [") == 1 and found.plain.strip()
+    assert found.text.count(" [") == 1 and found.plain_text.strip()

@@ -304,8 +304,14 @@ def check(
     least: Mapping[str, float] | None = None,
 ) -> Any:
     contexts = [f"2023-01-{at + 10}" for at in range(len(prompts))]
-    options = {"k": k, "withheld": withheld, "calls": calls, "max_new_tokens": 20, "max_call_tokens": 16}
-    found = generate(model, prompts, TOOLS, contexts=contexts, min_probability=least or {}, **options)
+    options = {
+        "top_k": k,
+        "withheld_tool_names": withheld,
+        "max_call_positions": calls,
+        "max_new_tokens": 20,
+        "max_call_tokens": 16,
+    }
+    found = generate(model, prompts, TOOLS, contexts=contexts, min_start_probability_by_tool=least or {}, **options)
     reference = Reference(model, TOOLS, k, withheld, 20, 16, calls, least or {})
     assert found == [reference.run(prompt, date) for prompt, date in zip(prompts, contexts, strict=True)]
     return dict(zip(prompts, found, strict=True))
@@ -334,13 +340,13 @@ def test_calls_are_well_formed_and_those_without_a_result_are_taken_back(scripte
     # "Maps", "see the note", "]" before the arrow and the end of the text: none of them can be written
     assert {call.tool for call in calls.values()} <= set(TOOLS)
     assert found["Bo had 3 and 4, so"].text == SCRIPTS["Bo had 3 and 4, so"]
-    assert found["Bo had 3 and 4, so"].plain == " 7 in all."
+    assert found["Bo had 3 and 4, so"].plain_text == " 7 in all."
     assert found["No call here"].text == SCRIPTS["No call here"]
-    assert found["Closed again"].plain.startswith(" 2") and "]" not in found["Closed again"].plain
+    assert found["Closed again"].plain_text.startswith(" 2") and "]" not in found["Closed again"].plain_text
     for prompt, generation in found.items():
         kept = [call for call in generation.calls if call.result is not None]
         assert generation.text.count(" [") == generation.text.count("->") == len(kept)
-        assert "->" not in generation.plain and "[" not in generation.plain
+        assert "->" not in generation.plain_text and "[" not in generation.plain_text
         if generation.calls and not kept and prompt != "In other signs":  # whose call comes late
             assert generation.text == ""  # the text ends where nothing answered
 
@@ -358,14 +364,14 @@ def test_where_a_call_found_nothing_other_tools_are_called_once_each(scripted: L
 def test_a_look_alike_of_a_call_is_not_written_and_other_text_stays(scripted: LanguageModel) -> None:
     for k in (0, 1):
         written = check(scripted, PROMPTS, k=k)["In other signs"]
-        assert written.text.startswith(" so") and written.look_alikes >= 1
+        assert written.text.startswith(" so") and written.look_alike_count >= 1
         assert not re.search(LOOK_ALIKE, written.text)
-    barred = generate(scripted, PROMPTS, TOOLS, k=0, max_new_tokens=20)
-    free = generate(scripted, PROMPTS, {}, k=0, max_new_tokens=20)
+    barred = generate(scripted, PROMPTS, TOOLS, top_k=0, max_new_tokens=20)
+    free = generate(scripted, PROMPTS, {}, top_k=0, max_new_tokens=20)
     assert re.search(LOOK_ALIKE, dict(zip(PROMPTS, free, strict=True))["In other signs"].text)
     for one, other in zip(barred, free, strict=True):
         found = re.search(LOOK_ALIKE, other.text)
-        assert bool(found) == bool(one.look_alikes)
+        assert bool(found) == bool(one.look_alike_count)
         assert one.text.startswith(other.text[: found.start()]) if found else one.text == other.text
 
 
@@ -373,7 +379,7 @@ def test_several_calls_where_they_are_allowed(scripted: LanguageModel) -> None:
     prompt = "Twice, first"
     assert check(scripted, [prompt], k=1)[prompt].text.count("[Calculator") == 1
     twice = check(scripted, [prompt], k=1, calls=3)[prompt]
-    assert twice.text == SCRIPTS[prompt] and twice.plain == " 3 and then 5."
+    assert twice.text == SCRIPTS[prompt] and twice.plain_text == " 3 and then 5."
     assert [call.input for call in twice.calls] == ["1 + 2", "2 + 3"]
     for generation in check(scripted, PROMPTS[::2], k=100, calls=3).values():
         written = [format_decoded_call(call) for call in generation.calls]
@@ -391,15 +397,15 @@ def test_withheld_tools_are_never_called(scripted: LanguageModel, withheld: set[
 
 
 def test_a_tool_is_called_only_where_the_start_of_a_call_is_likely_enough(scripted: LanguageModel) -> None:
-    options = {"k": 100, "max_new_tokens": 20, "max_call_tokens": 16}
+    options = {"top_k": 100, "max_new_tokens": 20, "max_call_tokens": 16}
     some = PROMPTS[::2]
     before = generate(scripted, some, TOOLS, **options)
-    recorded = sorted(one.p_start or 0.0 for one in before)
+    recorded = sorted(one.start_probability or 0.0 for one in before)
     at = len(recorded) // 2
     least = (recorded[at - 1] + recorded[at]) / 2  # a batch may round the probability itself otherwise
     assert 0 < recorded[0] < least < recorded[-1] <= 1
     found = check(scripted, some, k=100, least=dict.fromkeys(TOOLS, least))
-    likely = [one.p_start is not None and one.p_start >= least for one in before]
+    likely = [one.start_probability is not None and one.start_probability >= least for one in before]
     assert [here for here in likely if here] and all(one.calls for one in before)
     for one, other, here in zip(found.values(), before, likely, strict=True):
         assert bool(one.calls) >= here and (not here or one.calls == other.calls)
@@ -412,7 +418,7 @@ def test_a_tool_is_called_only_where_the_start_of_a_call_is_likely_enough(script
 
 def test_a_larger_k_calls_more_often(scripted: LanguageModel) -> None:
     options = {"max_new_tokens": 20, "max_call_tokens": 16}
-    shares = [sum(bool(g.calls) for g in generate(scripted, PROMPTS, TOOLS, k=k, **options)) for k in (0, 1, 100)]
+    shares = [sum(bool(g.calls) for g in generate(scripted, PROMPTS, TOOLS, top_k=k, **options)) for k in (0, 1, 100)]
     assert shares == sorted(shares)
     assert shares[0] == 0 and shares[1] >= 10 and shares[-1] == len(PROMPTS)
 
@@ -449,7 +455,7 @@ def test_a_name_is_written_to_its_end_where_decoding_drops_a_leading_space(
     assert tokenizer.decode(tokenizer.convert_tokens_to_ids(["▁Cal"])) == "Cal"
     for seed in range(3):
         model = tiny_model("llama", seed=seed, tokenizer=tokenizer)
-        options = {"k": len(tokenizer), "withheld": frozenset({"WikiSearch"}), "max_new_tokens": 20}
+        options = {"top_k": len(tokenizer), "withheld_tool_names": frozenset({"WikiSearch"}), "max_new_tokens": 20}
         for generation in generate(model, ["I have", "I have two and"], TOOLS, max_call_tokens=16, **options):
             # a random model also writes half characters
             written = generation.text.partition(" [")[2].partition("\ufffd")[0]
@@ -461,13 +467,13 @@ def test_a_name_whose_letters_are_several_tokens_is_written_to_its_end(
     tiny_model: Callable[..., LanguageModel], llama_tokenizer: Callable[[str], Any], kind: str
 ) -> None:
     vocabulary = Vocabulary(tiny_model("llama", tokenizer=llama_tokenizer(kind)))
-    matcher = vocabulary.form(["Übersetzer"], {}, 64).matcher
+    matcher = vocabulary.build_call_form(["Übersetzer"], {}, 64).grammar_matcher
     body = list[int]()
-    while "(" not in vocabulary.text(body, vocabulary.start):
+    while "(" not in vocabulary.decode_text(body, vocabulary.start_tokens):
         token = int(np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))[0])
         assert matcher.consume_token(token)
         body.append(token)
-    assert vocabulary.text(body, vocabulary.start) == "Übersetzer("
+    assert vocabulary.decode_text(body, vocabulary.start_tokens) == "Übersetzer("
 
 
 def test_no_call_begins_inside_a_character(tiny_model: Callable[..., LanguageModel]) -> None:
@@ -475,25 +481,25 @@ def test_no_call_begins_inside_a_character(tiny_model: Callable[..., LanguageMod
     with torch.no_grad():
         for weights in model.model.parameters():
             weights *= 15  # another token every time
-    found = generate(model, [f"x{at}" for at in range(60)], TOOLS, k=60, max_new_tokens=12, max_call_tokens=4)
+    found = generate(model, [f"x{at}" for at in range(60)], TOOLS, top_k=60, max_new_tokens=12, max_call_tokens=4)
     assert any(g.calls for g in found) and any("\ufffd" in g.text for g in found)
     assert not any("\ufffd [" in g.text for g in found)
 
 
 def test_a_call_begins_only_where_all_of_its_start_fits(tiny_model: Callable[..., LanguageModel]) -> None:
     model = tiny_model("gpt2", one_token_start=False, positions=16)
-    assert len(model.encoding.start) == 2
-    found = generate(model, ["7" * n for n in (14, 15)], TOOLS, k=400, max_new_tokens=8)
+    assert len(model.encoding.call_start_ids) == 2
+    found = generate(model, ["7" * n for n in (14, 15)], TOOLS, top_k=400, max_new_tokens=8)
     assert [len(g.calls) for g in found] == [1, 0]
 
 
 def test_a_prompt_that_fills_the_context_is_refused_by_name(tiny_model: Callable[..., LanguageModel]) -> None:
     model = tiny_model("gpt2", positions=16)
-    long, short, empty = generate(model, ["apples " * 40, "Ada had", ""], TOOLS, k=0, max_new_tokens=40)
-    assert (long.reason, long.text, long.tokens) == ("does_not_fit", "", 0)
+    long, short, empty = generate(model, ["apples " * 40, "Ada had", ""], TOOLS, top_k=0, max_new_tokens=40)
+    assert (long.reason, long.text, long.token_count) == ("does_not_fit", "", 0)
     assert (empty.reason, empty.text) == ("empty_prompt", "")
     assert short.reason is None
-    assert len(model.tokenizer("Ada had").input_ids) + short.tokens == 16
+    assert len(model.tokenizer("Ada had").input_ids) + short.token_count == 16
     assert generate(model, [], TOOLS, max_new_tokens=4) == []
 
 
@@ -501,9 +507,9 @@ def test_a_row_that_fills_the_context_is_not_padded_beyond_it(tiny_model: Callab
     """GPT-Neo's own mask ends with the context, and a short row keeps the padding of a long one that has left."""
     model = tiny_model("gpt_neo", positions=64)
     long = next(text for n in range(99) if len(model.tokenizer(text := "7" * n).input_ids) == 61)
-    both = generate(model, [long, "Ada had"], TOOLS, k=0, max_new_tokens=8)
-    assert both == [generate(model, [text], TOOLS, k=0, max_new_tokens=8)[0] for text in (long, "Ada had")]
-    assert [one.tokens for one in both] == [3, 8]
+    both = generate(model, [long, "Ada had"], TOOLS, top_k=0, max_new_tokens=8)
+    assert both == [generate(model, [text], TOOLS, top_k=0, max_new_tokens=8)[0] for text in (long, "Ada had")]
+    assert [one.token_count for one in both] == [3, 8]
 
 
 @pytest.mark.parametrize("kind", ["llama4_text", "mamba", "roberta", "recurrent_gemma"])

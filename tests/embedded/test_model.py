@@ -8,11 +8,11 @@ import torch
 from benchmarks.embedded_model.export import WANTED
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model
-from toolformer_dag.model.weights import parameters
+from toolformer_dag.model.weights import count_folder_parameters
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.synthetic import MODEL, SMALL_MODEL
+from toolformer_dag.synthetic import EMBEDDED_MODEL_FOLDER, SMALL_MODEL_FOLDER
 
-FOLDERS = {"model": MODEL, "model_small": SMALL_MODEL}
+FOLDERS = {"model": EMBEDDED_MODEL_FOLDER, "model_small": SMALL_MODEL_FOLDER}
 TEXTS = 24
 
 
@@ -25,7 +25,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 def test_both_models_together_stay_within_12_megabytes_and_have_a_card() -> None:
     files = [file for folder in FOLDERS.values() for file in folder.iterdir()]
     assert sum(file.stat().st_size for file in files) < 12e6
-    assert parameters(SMALL_MODEL) < 1e6
+    assert count_folder_parameters(SMALL_MODEL_FOLDER) < 1e6
     assert {file.parent.name for file in files if file.name == "README.md"} == set(FOLDERS)
     assert not [file for file in files if file.suffix in (".bin", ".pt", ".pkl")]
 
@@ -33,7 +33,7 @@ def test_both_models_together_stay_within_12_megabytes_and_have_a_card() -> None
 def test_marks_of_calls_are_tokens_and_texts_begin_with_the_special_token(engine: Engine) -> None:
     tokenizer = engine.language_model.tokenizer
     assert all(len(tokenizer(mark, add_special_tokens=False).input_ids) == 1 for mark in WANTED)
-    assert engine.encoding.bos == [0]
+    assert engine.encoding.bos_ids == [0]
     assert engine.language_model.context_length >= 1024
 
 

@@ -21,7 +21,7 @@ from benchmarks.embedded_model.network import SHAPES, ModelShape, new_model
 from benchmarks.embedded_model.stream import boot_camp_row, mixed_documents, pack
 from benchmarks.embedded_model.synthetic_documents import blurred
 from benchmarks.embedded_model.train import averaged
-from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
+from toolformer_dag.synthetic.phenomena import SYNTHETIC_TOOLS, write_phenomenon
 from toolformer_dag.synthetic.world import get_world
 
 NAME_OR_NUMBER = re.compile(r"[A-Z][a-z]+|\d[\d,.]*")
@@ -110,27 +110,27 @@ def test_boot_camp_rows_can_be_predicted_by_looking_back_at_first_a_few_places(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(TOOLS))
+@given(st.integers(0, 2**32), st.sampled_from(SYNTHETIC_TOOLS))
 def test_blurring_leaves_names_numbers_and_what_is_asked(seed: int, tool: str) -> None:
     random = Random(seed)
-    gold = phenomenon(random, get_world(), tool, "pretraining", "seen")
+    gold = write_phenomenon(random, get_world(), tool, "pretraining", "seen")
     other = blurred(random, gold)
-    assert replace(other, before=gold.before, input=gold.input) == gold
-    assert NAME_OR_NUMBER.findall(other.before) == NAME_OR_NUMBER.findall(gold.before)
+    assert replace(other, text_before_call=gold.text_before_call, input=gold.input) == gold
+    assert NAME_OR_NUMBER.findall(other.text_before_call) == NAME_OR_NUMBER.findall(gold.text_before_call)
     if tool == "question_answering":
-        assert (other.input.strip('"') in other.before) == (gold.input.strip('"') in gold.before)
+        assert (other.input.strip('"') in other.text_before_call) == (gold.input.strip('"') in gold.text_before_call)
     else:
         assert other.input == gold.input
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(TOOLS))
+@given(st.integers(0, 2**32), st.sampled_from(SYNTHETIC_TOOLS))
 def test_notes_come_before_or_right_before_the_words_they_tell(seed: int, tool: str) -> None:
     random = Random(seed)
-    gold = phenomenon(random, get_world(), tool, "pretraining", "seen")
+    gold = write_phenomenon(random, get_world(), tool, "pretraining", "seen")
     pieces = with_notes(random, gold.text, [note(random, gold, gold.text)], [])
     whole = "".join(pieces)
-    assert whole.startswith(gold.before) or whole.endswith((gold.text, gold.after))
+    assert whole.startswith(gold.text_before_call) or whole.endswith((gold.text, gold.text_after_call))
     assert not any(f"[{name}(" in whole for name in NAMES.values())
     assert not ("->" in whole and " [" in whole)
 

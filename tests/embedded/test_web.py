@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.texts.reading import read_documents
 from toolformer_dag.synthetic.today import MONTHS
-from toolformer_dag.synthetic.web import encode_stored_gzip, records, write_shards
-from toolformer_dag.texts.calls import holds_call
+from toolformer_dag.synthetic.web import encode_stored_gzip, iter_web_records, write_shards
+from toolformer_dag.texts.calls import has_call_to_tools
 from toolformer_dag.texts.document import Document, find_date_in_url
 
 PAGES = "c365980be1c46bb9"
@@ -22,7 +22,7 @@ PAGES = "c365980be1c46bb9"
 
 @pytest.fixture(scope="module")
 def pages() -> list[dict]:
-    return list(records(0, "corpus", 3000))
+    return list(iter_web_records(0, "corpus", 3000))
 
 
 def test_fields_and_types_are_ccnets(pages: list[dict], shared: Path) -> None:
@@ -73,13 +73,13 @@ def test_the_reader_takes_every_record(tmp_path: Path) -> None:
 
 def test_no_page_holds_a_call(pages: list[dict]) -> None:
     assert not any(
-        holds_call(page["raw_content"], ["Calculator", "Calendar", "QA", "WikiSearch", "MT"]) for page in pages
+        has_call_to_tools(page["raw_content"], ["Calculator", "Calendar", "QA", "WikiSearch", "MT"]) for page in pages
     )
 
 
 def test_bytes_are_the_same_on_every_machine() -> None:
     # changes with every change of the world's names or wordings: the number is to be replaced then, on purpose
-    texts = "".join(json.dumps(page, ensure_ascii=False) for page in records(0, "corpus", 200))
+    texts = "".join(json.dumps(page, ensure_ascii=False) for page in iter_web_records(0, "corpus", 200))
     assert hashlib.sha256(texts.encode()).hexdigest()[:16] == PAGES
 
 

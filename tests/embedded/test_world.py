@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.synthetic.lexicon import LANGUAGES, translate, words, words_of
-from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
+from toolformer_dag.synthetic.lexicon import LANGUAGES, list_lexicon_words, list_words_of_part, translate_phrase
+from toolformer_dag.synthetic.phenomena import SYNTHETIC_TOOLS, write_phenomenon
 from toolformer_dag.synthetic.today import get_part_of_day
-from toolformer_dag.synthetic.web import records
-from toolformer_dag.synthetic.wordings import KINDS, PARTS, WorldPart
-from toolformer_dag.synthetic.world import Entity, World, passages, write_passages_by_relation
+from toolformer_dag.synthetic.web import iter_web_records
+from toolformer_dag.synthetic.wordings import ENTITY_KINDS, WORLD_PARTS, WorldPart
+from toolformer_dag.synthetic.world import Entity, World, iter_article_passages, write_passages_by_relation
 
 Gold = dict[tuple[str, WorldPart], list]
 
 
 def _entities(world: World, part: WorldPart) -> list[Entity]:
-    return [entity for kind in KINDS for entity in world.entities(part, kind)]
+    return [entity for kind in ENTITY_KINDS for entity in world.get_entities(part, kind)]
 
 
 def _calculation(expression: str) -> tuple[str, str, str]:
@@ -38,19 +38,19 @@ def gold(world: World) -> Gold:
     """Phenomena of every tool and part."""
     random = Random(3)
     return {
-        (tool, part): [phenomenon(random, world, tool, part, "seen") for _ in range(1500)]
-        for tool in TOOLS
-        for part in PARTS
+        (tool, part): [write_phenomenon(random, world, tool, part, "seen") for _ in range(1500)]
+        for tool in SYNTHETIC_TOOLS
+        for part in WORLD_PARTS
     }
 
 
 def test_thousands_of_names_none_twice(world: World) -> None:
-    names = [entity.name for entity in world.all_entities()]
+    names = [entity.name for entity in world.list_entities()]
     assert len(names) == len(set(names)) > 6000
-    assert set(names) == {entity.name for part in PARTS for entity in _entities(world, part)}
+    assert set(names) == {entity.name for part in WORLD_PARTS for entity in _entities(world, part)}
 
 
-@pytest.mark.parametrize(("one", "other"), list(combinations(PARTS, 2)))
+@pytest.mark.parametrize(("one", "other"), list(combinations(WORLD_PARTS, 2)))
 def test_no_name_word_in_two_parts_of_any_worlds(one: WorldPart, other: WorldPart) -> None:
     # first names are everybody's; a surname, town, firm or river belongs to one part in every world
     def names(part: WorldPart, seed: int) -> set[str]:
@@ -59,22 +59,24 @@ def test_no_name_word_in_two_parts_of_any_worlds(one: WorldPart, other: WorldPar
     assert not names(one, 0) & names(other, 1)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", WORLD_PARTS)
 def test_facts_stay_in_their_part(world: World, part: WorldPart) -> None:
     people, towns, rivers = (
-        {entity.name for entity in world.entities(part, kind)} for kind in ("person", "town", "river")
+        {entity.name for entity in world.get_entities(part, kind)} for kind in ("person", "town", "river")
     )
-    for person in world.entities(part, "person"):
-        assert {person.facts["birthplace"], person.facts["home"]} <= towns
-        assert person.facts["teacher"] in people
-    for town in world.entities(part, "town"):
-        assert town.facts["mayor"] in people
-        assert town.facts["river"] in rivers
+    for person in world.get_entities(part, "person"):
+        assert {person.fact_by_relation["birthplace"], person.fact_by_relation["home"]} <= towns
+        assert person.fact_by_relation["teacher"] in people
+    for town in world.get_entities(part, "town"):
+        assert town.fact_by_relation["mayor"] in people
+        assert town.fact_by_relation["river"] in rivers
 
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
 def test_pages_hold_no_name_of_evaluation(world: World, part: WorldPart) -> None:
-    found = {word for one in records(0, part, 2000) for word in one["raw_content"].replace("\n", " ").split(" ")}
+    found = {
+        word for one in iter_web_records(0, part, 2000) for word in one["raw_content"].replace("\n", " ").split(" ")
+    }
     names = {entity.name.split()[-1] for entity in _entities(world, "evaluation")}
     assert not {word.strip(".,:;!?'\"") for word in found} & names
 
@@ -98,9 +100,9 @@ def test_no_foreign_word_of_evaluation_stands_elsewhere(gold: Gold, part: WorldP
     assert len(asked) > 80 and not asked & others
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", WORLD_PARTS)
 def test_dates_belong_to_one_part(gold: Gold, part: WorldPart) -> None:
-    assert {get_part_of_day(one.date) for one in gold["calendar", part] if one.date} == {part}
+    assert {get_part_of_day(one.page_date) for one in gold["calendar", part] if one.page_date} == {part}
 
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
@@ -110,14 +112,14 @@ def test_no_question_of_evaluation_stands_elsewhere(gold: Gold, part: WorldPart)
 
 
 def test_every_fact_stands_in_a_short_passage_of_its_article(world: World) -> None:
-    found = list(passages(world))
+    found = list(iter_article_passages(world))
     assert len({passage.id for passage in found}) == len(found) > 15_000
     assert not any("\n" in one.snippet or len(one.snippet.split()) >= 40 for one in found)
     assert {"Birthplace and home", "Home and birthplace"} <= {passage.section for passage in found}
     texts = {passage.text for passage in found}
-    for entity in world.all_entities()[::7]:
+    for entity in world.list_entities()[::7]:
         for key, passage in write_passages_by_relation(entity, world.seed).items():
-            assert passage.title == entity.name and entity.facts[key] in passage.text
+            assert passage.title == entity.name and entity.fact_by_relation[key] in passage.text
             assert passage.text in texts
 
 
@@ -137,12 +139,12 @@ def test_every_fact_stands_in_a_short_passage_of_its_article(world: World) -> No
     ],
 )
 def test_the_dictionary_knows_phrases_of_its_lexicon_only(phrase: str, english: str | None) -> None:
-    assert translate(phrase) == english
+    assert translate_phrase(phrase) == english
 
 
 @given(st.text())
 def test_any_text_is_a_phrase_or_none(text: str) -> None:
-    english = translate(text)
+    english = translate_phrase(text)
     assert english is None or english == english.lower().strip()
 
 
@@ -150,13 +152,13 @@ def test_the_parts_share_no_word_and_a_form_means_one_thing_in_one_language() ->
     forms: list[str] = []
     for language in LANGUAGES:
         for word_class in ("noun", "adjective"):
-            dealt = [word for part in PARTS for word in words_of(language, word_class, part)]
-            assert len(dealt) == len(set(dealt)) and set(dealt) == set(words(language, word_class))
+            dealt = [word for part in WORLD_PARTS for word in list_words_of_part(language, word_class, part)]
+            assert len(dealt) == len(set(dealt)) and set(dealt) == set(list_lexicon_words(language, word_class))
             forms += [form.lower() for word in dealt for form in set(word.forms)]
     assert len(forms) == len(set(forms))
 
 
 def test_pretraining_has_words_that_no_dictionary_knows(gold: Gold) -> None:
-    unknown = [one.input for one in gold["machine_translation", "pretraining"] if translate(one.input) is None]
+    unknown = [one.input for one in gold["machine_translation", "pretraining"] if translate_phrase(one.input) is None]
     assert len(unknown) > 900
     assert len(set(unknown)) > 0.98 * len(unknown)

@@ -10,19 +10,19 @@ import pytest
 from tests.environments.environment import TORCH, beside_this_one, pip_install, ran, required
 from tests.tiny_models import save, tiny_model, tokenizer_of
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.exports.dataset_folder import write_splits
+from toolformer_dag.exports.dataset_folder import write_split_files
 from toolformer_dag.exports.export_forms import (
-    masked_form,
-    preference_form,
-    text_form,
+    build_masked_form,
+    build_preference_form,
+    build_text_form,
 )
-from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form
+from toolformer_dag.exports.structured_forms import USER_INSTRUCTION, build_chat_form
 from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.settings.call_markers import PAPER_MARKERS
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.training.sequences import IGNORED
+from toolformer_dag.training.sequences import IGNORED_LABEL
 
 pytestmark = [pytest.mark.installs, pytest.mark.usefixtures("registry")]
 OLDEST_DATASETS = "datasets==4.0.0"
@@ -46,11 +46,21 @@ SUM = scored("Calculator", 14, "35 + 26", "61")
 DAY = scored("Calendar", 23, "", "Today is Monday – 中文.")
 LESS = scored("Calculator", 14, "35 - 26", "9", -1.0)
 PLAIN = "so now I have 61 pens. Monday."
-INLINE = f"{PLAIN[:14]}{SUM.written(PAPER_MARKERS)}{PLAIN[14:23]}{DAY.written(PAPER_MARKERS)}{PLAIN[23:]}"
+SUM_CALL = SUM.format_with_result(PAPER_MARKERS)
+DAY_CALL = DAY.format_with_result(PAPER_MARKERS)
+INLINE = f"{PLAIN[:14]}{SUM_CALL}{PLAIN[14:23]}{DAY_CALL}{PLAIN[23:]}"
 TEXTS = (
     CorpusText("a", 0, "one", None, "train", INLINE, PLAIN, (SUM, DAY), (LESS,)),
     CorpusText(
-        "b", 0, "one", None, "train", f"{PLAIN[:14]}{SUM.written(PAPER_MARKERS)}{PLAIN[14:]}", PLAIN, (SUM,), (LESS,)
+        "b",
+        0,
+        "one",
+        None,
+        "train",
+        f"{PLAIN[:14]}{SUM_CALL}{PLAIN[14:]}",
+        PLAIN,
+        (SUM,),
+        (LESS,),
     ),
 )
 
@@ -65,21 +75,21 @@ def exported(tmp_path: Path, model: LanguageModel) -> dict[str, list[dict[str, A
     """Write the model and a folder per form; return the rows of each form."""
     settings = tmp_path / "toolformer.toml"
     settings.write_text("[tools.calculator]\n[tools.calendar]\n")
-    plan = Plan.to_read(load_settings(settings, environment={}))
+    plan = Plan.from_settings_for_reading(load_settings(settings, environment={}))
     forms = (
-        text_form(),
-        masked_form(model.encoding, "tiny", sequence_length=512),
-        preference_form({"calculator": 0.5, "calendar": 0.5}),
-        chat_form(plan.lanes, Encoding(model.tokenizer)),
+        build_text_form(),
+        build_masked_form(model.encoding, "tiny", sequence_length=512),
+        build_preference_form({"calculator": 0.5, "calendar": 0.5}),
+        build_chat_form(plan.lanes, Encoding(model.tokenizer)),
     )
     model.tokenizer.pad_token = model.tokenizer.eos_token
     model.tokenizer.chat_template = TEMPLATE
     save(model, tmp_path / "model")
     rows: dict[str, list[dict[str, Any]]] = {}
     for form in forms:
-        rows[form.name] = [dict(row) for text in TEXTS for row in form.rows(text)]
+        rows[form.name] = [dict(row) for text in TEXTS for row in form.iter_rows(text)]
         tmp_path.joinpath(form.name).mkdir()
-        write_splits(tmp_path / form.name, form.schema, rows[form.name])
+        write_split_files(tmp_path / form.name, form.schema, rows[form.name])
     for row in rows["chat"]:
         row.update({name: json.loads(row[name]) for name in ("messages", "tools")})
     tmp_path.joinpath("chat.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows["chat"]))
@@ -89,8 +99,8 @@ def exported(tmp_path: Path, model: LanguageModel) -> dict[str, list[dict[str, A
 def runs(model: LanguageModel, row: dict[str, Any], predicted: bool = True) -> list[str]:
     """Return the runs of tokens that are predicted, or not, as texts; every label is its own token or IGNORED."""
     pairs = list(zip(row["input_ids"], row["labels"], strict=True))
-    assert all(label in (token, IGNORED) for token, label in pairs)
-    parts = groupby(pairs, lambda pair: pair[1] != IGNORED)
+    assert all(label in (token, IGNORED_LABEL) for token, label in pairs)
+    parts = groupby(pairs, lambda pair: pair[1] != IGNORED_LABEL)
     return [model.tokenizer.decode([token for token, _ in run]) for kept, run in parts if kept is predicted]
 
 
@@ -128,8 +138,10 @@ def test_the_newest_trl_sees_each_token_of_each_form_with_its_label_and_trains(
     seen = told["rows"]
     end = model.tokenizer.eos_token
 
-    ids = [tokens.ids for tokens in model.encoding.with_calls([text.text for text in TEXTS])]
-    inline = [[*model.encoding.bos, *one, model.tokenizer.eos_token_id] for one in ids]
+    ids = [
+        tokens.token_ids for tokens in model.encoding.encode_texts_with_calls([text.text_with_calls for text in TEXTS])
+    ]
+    inline = [[*model.encoding.bos_ids, *one, model.tokenizer.eos_token_id] for one in ids]
     assert shown(seen["text"], "input_ids") == sorted((tuple(one),) for one in inline)
     assert all(row["labels"] == row["input_ids"] for row in seen["text"])
 
@@ -173,9 +185,9 @@ def test_llama_factory_predicts_the_calls_and_the_answer_of_a_chat(
     for row, ours in zip(told["rows"], exported["chat"], strict=True):
         asked = [message["tool_calls"][0]["function"] for message in ours["messages"] if message.get("tool_calls")]
         calls = [f"<tool_call>\n{json.dumps(function)}\n</tool_call><|im_end|>\n" for function in asked]
-        tokens = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label != IGNORED]
-        assert [label for label in row["labels"] if label != IGNORED] == tokens
+        tokens = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label != IGNORED_LABEL]
+        assert [label for label in row["labels"] if label != IGNORED_LABEL] == tokens
         assert row["predicted"] == [*calls, f"{ours['messages'][-1]['content']}<|im_end|>\n"]
-        assert INSTRUCTION in row["text"] and all(
+        assert USER_INSTRUCTION in row["text"] and all(
             tool["function"]["description"] in row["text"] for tool in ours["tools"]
         )

@@ -13,21 +13,21 @@ from tests.decoding.conftest import teach
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.evaluation import asking
 from toolformer_dag.evaluation.asking import Asking, ask_benchmark, list_compared_models
-from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
+from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, is_number_right
 from toolformer_dag.evaluation.catalogue import build_synthetic_benchmark
-from toolformer_dag.evaluation.measurements import ACCURACY, read_accuracy
+from toolformer_dag.evaluation.measurements import ACCURACY_TABLE, read_accuracy_by_condition
 from toolformer_dag.evaluation.outcomes import (
     Condition,
     QuestionOutcome,
     build_outcome_table,
     build_score_table,
-    check_outage,
+    check_tool_outage,
     format_accuracy_by_condition,
 )
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.markdown import rounded, table
-from toolformer_dag.model.loading import LanguageModel, load_identified
-from toolformer_dag.settings.evaluation_settings import DecodingSettings, EvaluationSettings
+from toolformer_dag.markdown import format_markdown_table, format_rounded_cell
+from toolformer_dag.model.loading import LanguageModel, load_model_with_identity
+from toolformer_dag.settings.evaluation_settings import CALL_DECODING_KEYS, DecodingSettings, EvaluationSettings
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 from toolformer_dag.settings.sections import PathSettings, Settings
 from toolformer_dag.settings.tool_settings import ToolLimits, ToolSettings
@@ -50,14 +50,14 @@ def adder(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.Tem
     scripts["Bo had 8 and 3, so"] = " [Calendar() -> Monday] 99 in all."
     folder = tmp_path_factory.mktemp("adder")
     teach(tiny_model("gptj", width=64), scripts, 120, folder)
-    return load_identified(ModelSettings(name=str(folder / "out"), device="cpu"))
+    return load_model_with_identity(ModelSettings(name=str(folder / "out"), device="cpu"))
 
 
 def sums(*withheld: str) -> Benchmark:
     asked = tuple(
         BenchmarkQuestion(f"Bo had {a} and {b}, so", (str(a + b),), "calculator", wording="so") for a, b in SUMS
     )
-    return Benchmark("sums", asked, number_is_right, withheld=frozenset(withheld))
+    return Benchmark("sums", asked, is_number_right, withheld=frozenset(withheld))
 
 
 def lanes(*tools: Tool | Lane) -> list[Lane]:
@@ -91,7 +91,7 @@ def ask(adder: LanguageModel, tmp_path: Path) -> Ask:
 
 
 def test_how_many_questions_are_answered_is_told(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "CHUNK", 4)
+    monkeypatch.setattr(asking, "PROMPTS_PER_CHUNK", 4)
     told: list[int] = []
     ask(DISABLED, advance=told.append)
     assert told == [0, 4]
@@ -124,10 +124,10 @@ def test_withheld_tools_are_not_called(ask: Ask) -> None:
 
 
 def test_where_nothing_should_be_called_an_answer_without_a_call_is_right(ask: Ask) -> None:
-    nothing = replace(sums(), calls_nothing=True)
+    nothing = replace(sums(), requires_no_call=True)
     assert figures(ask(WITH_TOOLS, benchmark=nothing))["accuracy"] == 0
     assert figures(ask(DISABLED, benchmark=nothing))["accuracy"] == 1
-    likely = replace(lanes(CALCULATOR)[0], min_probability=1.0)
+    likely = replace(lanes(CALCULATOR)[0], min_start_probability=1.0)
     assert figures(ask(WITH_TOOLS, likely, benchmark=nothing))["accuracy"] == 1
 
 
@@ -157,7 +157,7 @@ def test_what_was_written_once_is_judged_again_and_not_written_again(ask: Ask) -
     tool = Counting()
     first = ask(WITH_TOOLS, tool, CALENDAR)
     assert tool.asked == 5
-    again = ask(Condition("later", 1), tool, CALENDAR, benchmark=replace(sums(), correct=lambda text, answers: True))
+    again = ask(Condition("later", 1), tool, CALENDAR, benchmark=replace(sums(), is_correct=lambda text, answers: True))
     assert (tool.asked, [one.written for one in again]) == (5, [one.written for one in first])
     assert all(one.correct for one in again)
 
@@ -182,11 +182,11 @@ def test_texts_stand_under_the_weights_that_wrote_them(adder: LanguageModel, tmp
     shutil.copytree(adder.name, tmp_path / "out")
     settings = Settings(root=tmp_path, tools={"calculator": ToolSettings()})
     asking = Asking(
-        settings, [], load_identified(ModelSettings(name=str(tmp_path / "out"), device="cpu")), 0, frozenset()
+        settings, [], load_model_with_identity(ModelSettings(name=str(tmp_path / "out"), device="cpu")), 0, frozenset()
     )
-    before = asking.identity()
+    before = asking.build_identity()
     (tmp_path / "out" / "config.json").write_text("{}")
-    assert asking.identity() == before == replace(asking, language_model=adder).identity()
+    assert asking.build_identity() == before == replace(asking, language_model=adder).build_identity()
 
 
 def test_a_lost_call_is_tried_again(ask: Ask) -> None:
@@ -204,11 +204,11 @@ def test_tables(ask: Ask, tmp_path: Path) -> None:
     wide = format_accuracy_by_condition(scores)
     assert wide.columns == ["benchmark", "n", "tools", "disabled"]
     assert wide["tools"].to_list() == ["83.3 (43.6-97.0)"]
-    shown = table(scores.columns, scores.iter_rows(), rounded).splitlines()
+    shown = format_markdown_table(scores.columns, scores.iter_rows(), format_rounded_cell).splitlines()
     assert shown[2].startswith("| sums | tools | 6 | 0.833 | 0.436 | 0.970 | 1.000 |")
     lake = Lake(tmp_path)
-    lake.table(ACCURACY).publish("all", [scores], dict)
-    assert read_accuracy(lake).equals(wide)
+    lake.get_table(ACCURACY_TABLE).publish("all", [scores], dict)
+    assert read_accuracy_by_condition(lake).equals(wide)
 
 
 def test_an_outage_is_no_answer(ask: Ask) -> None:
@@ -217,16 +217,16 @@ def test_an_outage_is_no_answer(ask: Ask) -> None:
             raise ToolDown("[tools.calculator]: the server is gone")
 
     with pytest.raises(ToolDown, match="Calculator: no answer to 5 of 6 questions"):
-        check_outage(ask(WITH_TOOLS, Down("calculator", CALCULATOR.options, CALCULATOR.prompt), CALENDAR))
-    check_outage(ask(WITH_TOOLS))
+        check_tool_outage(ask(WITH_TOOLS, Down("calculator", CALCULATOR.options, CALCULATOR.prompt), CALENDAR))
+    check_tool_outage(ask(WITH_TOOLS))
 
 
 def test_lost_calls_are_an_accident_once_in_a_hundred_and_an_outage_beyond(ask: Ask) -> None:
     [right, *_] = ask(WITH_TOOLS)
     lost = replace(right, calls=(replace(right.calls[0], reason="lost:timeout"),))
-    check_outage([right] * 199 + [lost] * 2)
+    check_tool_outage([right] * 199 + [lost] * 2)
     with pytest.raises(ToolDown, match="no answer to 3 of 202 questions"):
-        check_outage([right] * 199 + [lost] * 3)
+        check_tool_outage([right] * 199 + [lost] * 3)
 
 
 @pytest.mark.parametrize("tool", ["calculator", "calendar", "wiki_search", "question_answering", "machine_translation"])
@@ -235,15 +235,22 @@ def test_synthetic_questions_fit_their_rule(tool: str) -> None:
     assert len(benchmark.questions) == 40
     assert benchmark.withheld == ({"QA"} if tool == "wiki_search" else set())
     for question in benchmark.questions:
-        assert question.tool == tool and bool(question.context) == (tool == "calendar")
-        assert benchmark.correct(f" {question.answers[0]}, said Bo.", question.answers)
-        assert not benchmark.correct(" nothing of the kind", question.answers)
+        assert question.target_tool_key == tool and bool(question.context) == (tool == "calendar")
+        assert benchmark.is_correct(f" {question.right_answers[0]}, said Bo.", question.right_answers)
+        assert not benchmark.is_correct(" nothing of the kind", question.right_answers)
 
 
 def test_no_further_model_may_take_the_name_of_what_is_compared_anyway(tmp_path: Path) -> None:
     settings = Settings(root=tmp_path, tools={"calculator": ToolSettings()})
     compared = [condition for _, _, conditions in list_compared_models(settings) for condition in conditions]
-    assert {one.of_model for one in compared} == {"base", "base + C", "Toolformer"}
+    assert {one.model_name for one in compared} == {"base", "base + C", "Toolformer"}
     for name in [one.name for one in compared]:
         with pytest.raises(ValidationError, match="these names are taken"):
             EvaluationSettings(models={name: {"name": "gpt2"}})
+
+
+def test_each_key_of_decoding_changes_answers_with_calls_alone_or_all_answers() -> None:
+    of_all_answers = {"max_new_tokens"}
+    assert {*CALL_DECODING_KEYS, *of_all_answers} == DecodingSettings.model_fields.keys(), (
+        "does the new key change both?"
+    )

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from toolformer_dag.evaluation.benchmark import (
-    in_first_five_words,
-    in_first_ten_words,
-    in_first_twenty_words,
-    number_is_right,
+    is_in_first_five_words,
+    is_in_first_ten_words,
+    is_in_first_twenty_words,
+    is_number_right,
 )
-from toolformer_dag.evaluation.benchmark_files import BenchmarkError, wikitext
+from toolformer_dag.evaluation.benchmark_files import BenchmarkError, read_wikitext_articles
 from toolformer_dag.evaluation.catalogue import (
     build_questions_identity,
     collect_chosen_benchmarks,
@@ -31,11 +31,11 @@ MLQA = (
 FOLDERS = {"lama", "mawps", "mlqa"}
 WITHHELD = {"lama": {"WikiSearch"}, "webquestions": {"QA"}, "nq": {"QA"}, "triviaqa": {"QA"}}
 RULES = {
-    **dict.fromkeys(("lama", "templama"), in_first_five_words),
-    **dict.fromkeys(("webquestions", "nq", "triviaqa"), in_first_twenty_words),
-    **dict.fromkeys(("asdiv", "svamp", "mawps"), number_is_right),
-    "mlqa": in_first_ten_words,
-    **dict.fromkeys(("irrelevance", "when2call"), in_first_twenty_words),
+    **dict.fromkeys(("lama", "templama"), is_in_first_five_words),
+    **dict.fromkeys(("webquestions", "nq", "triviaqa"), is_in_first_twenty_words),
+    **dict.fromkeys(("asdiv", "svamp", "mawps"), is_number_right),
+    "mlqa": is_in_first_ten_words,
+    **dict.fromkeys(("irrelevance", "when2call"), is_in_first_twenty_words),
 }
 
 
@@ -279,11 +279,13 @@ def test_a_benchmark_is_read_in_each_form_it_is_passed_on_in(
 ) -> None:
     write(tmp_path, files)
     found = read_benchmark(name, tmp_path if name in FOLDERS else tmp_path / next(iter(files)))
-    told = [(one.name, [(each.prompt, each.answers) for each in one.questions], one.left_out) for one in found]
+    told = [
+        (one.name, [(each.prompt, each.right_answers) for each in one.questions], one.left_out_counts) for one in found
+    ]
     assert told == expected
     for one in found:
-        assert one.withheld == WITHHELD.get(name, set()) and one.correct is RULES[name]
-        assert one.calls_nothing == (name in ("irrelevance", "when2call"))
+        assert one.withheld == WITHHELD.get(name, set()) and one.is_correct is RULES[name]
+        assert one.requires_no_call == (name in ("irrelevance", "when2call"))
         assert {each.context for each in one.questions} == {"2012-01-01" if name == "templama" else ""}
 
 
@@ -426,9 +428,9 @@ def test_wikitext_is_a_list_of_articles_or_refused(tmp_path: Path, content: str,
     (tmp_path / "w.txt").write_text(content, encoding="utf-8")
     if articles is None:
         with pytest.raises(BenchmarkError, match="holds no text; give wiki"):
-            wikitext(tmp_path / "w.txt")
+            read_wikitext_articles(tmp_path / "w.txt")
     else:
-        assert wikitext(tmp_path / "w.txt") == articles
+        assert read_wikitext_articles(tmp_path / "w.txt") == articles
 
 
 def test_the_identity_of_a_benchmark_is_what_its_files_hold(tmp_path: Path) -> None:
@@ -464,9 +466,9 @@ def test_real_files(shared: Path, name: str) -> None:
     assert sum(len(benchmark.questions) for benchmark in found) == count
     for benchmark in found:
         for question in benchmark.questions:
-            assert question.answers and question.prompt == question.prompt.strip()
+            assert question.right_answers and question.prompt == question.prompt.strip()
         first = benchmark.questions[0]
-        assert benchmark.correct(f" {first.answers[0]}", first.answers) or benchmark.name == "TempLAMA"
+        assert benchmark.is_correct(f" {first.right_answers[0]}", first.right_answers) or benchmark.name == "TempLAMA"
 
 
 def test_a_part_of_a_benchmark_is_spread_over_its_kinds_and_is_another_measurement() -> None:
@@ -483,7 +485,7 @@ def test_a_part_of_a_benchmark_is_spread_over_its_kinds_and_is_another_measureme
 
 
 def test_real_wikitext(shared: Path) -> None:
-    articles = wikitext(shared / "data" / "benchmarks" / "wikitext-2" / "test.txt")
+    articles = read_wikitext_articles(shared / "data" / "benchmarks" / "wikitext-2" / "test.txt")
     assert len(articles) == 60 and sum(len(article.split()) for article in articles) > 240_000
 
 
@@ -494,5 +496,5 @@ def test_asdiv_is_read_as_the_hub_has_it_too(tmp_path: Path) -> None:
     ]
     (tmp_path / "asdiv.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     [found] = read_benchmark("asdiv", tmp_path / "asdiv.jsonl")
-    assert [(one.answers, "Seven apples" in one.prompt) for one in found.questions] == [(("9",), True)]
-    assert sum(found.left_out.values()) == 1
+    assert [(one.right_answers, "Seven apples" in one.prompt) for one in found.questions] == [(("9",), True)]
+    assert sum(found.left_out_counts.values()) == 1

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.evaluation.benchmark import BenchmarkQuestion
-from toolformer_dag.evaluation.dateset import compute_holidays, count_whole_units, dateset, subtract_units
+from toolformer_dag.evaluation.dateset import build_dateset, compute_holidays, count_whole_units, subtract_units
 
-ALL = dateset().questions
+ALL = build_dateset().questions
 DAYS = {"the day before yesterday": -2, "yesterday": -1, "today": 0, "tomorrow": 1, "the day after tomorrow": 2}
 
 
@@ -25,7 +25,7 @@ def test_sizes_of_table_11() -> None:
 
 
 def test_the_seed_decides() -> None:
-    assert dateset(3).questions == dateset(3).questions != ALL
+    assert build_dateset(3).questions == build_dateset(3).questions != ALL
 
 
 def asked_day(question: BenchmarkQuestion) -> date | None:
@@ -48,7 +48,7 @@ def test_answers_follow_from_the_questions() -> None:
         day = asked_day(question)
         part = re.search(r"What (day of the week|day of the month|month|year) ", question.prompt)
         if day and part:
-            assert question.answers[0] == day.strftime(formats[part[1]]), question
+            assert question.right_answers[0] == day.strftime(formats[part[1]]), question
             checked += 1
     assert checked > 5000
 
@@ -58,7 +58,7 @@ def test_distances_follow_from_the_questions() -> None:
         current = date.fromisoformat(question.context)
         if match := re.search(r"How many days (?:ago was|are there until) (\w+ \d+, \d+)\?", question.prompt):
             day = datetime.strptime(match[1], "%B %d, %Y").date()
-            assert question.answers[0] == str(abs((day - current).days))
+            assert question.right_answers[0] == str(abs((day - current).days))
             assert ("ago" in question.prompt) == (day < current)
             assert abs((day - current).days) <= 1461
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.tiny_models import tiny_model, tokenizer_of
-from toolformer_dag.computing.plan import lanes
+from toolformer_dag.computing.plan import load_lanes
 from toolformer_dag.decoding.generation import DecodedCall
 from toolformer_dag.evaluation.asking import Asking, ask_benchmark
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError
 from toolformer_dag.evaluation.catalogue import read_benchmark
-from toolformer_dag.evaluation.function_calls import calls_are_right
+from toolformer_dag.evaluation.function_calls import has_right_calls
 from toolformer_dag.evaluation.outcomes import Condition
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -60,10 +60,10 @@ def test_the_sets_of_a_folder_are_read_and_what_has_no_right_call_is_counted(tmp
     write(tmp_path, "BFCL_v4_simple_java.json", [{"not": "read"}], {})
     parallel, multiple = read_benchmark("functions", tmp_path)
     [asked] = multiple.questions
-    assert (parallel.name, parallel.function_calls) == ("BFCL_v4_live_parallel", 2)
-    assert (multiple.name, multiple.function_calls) == ("BFCL_v4_multiple", 1)
+    assert (parallel.name, parallel.max_function_calls) == ("BFCL_v4_live_parallel", 2)
+    assert (multiple.name, multiple.max_function_calls) == ("BFCL_v4_multiple", 1)
     assert asked.prompt == "Answer the following question: How much paint?"
-    assert json.loads(asked.answers[0]) == HIGH
+    assert json.loads(asked.right_answers[0]) == HIGH
     first, second = json.loads(asked.context)
     assert [first["name"], second["name"]] == ["shop.paint", "clock"]
     types = {name: value.get("type") for name, value in first["parameters"]["properties"].items()}
@@ -73,7 +73,7 @@ def test_the_sets_of_a_folder_are_read_and_what_has_no_right_call_is_counted(tmp
     )
     assert first["parameters"]["properties"]["corners"]["items"] == {}
     assert "required" not in first["parameters"]["properties"]["height"]
-    assert multiple.left_out == {"no_ground_truth": 1, "function_cannot_be_written": 2, "nobody_asks": 1}
+    assert multiple.left_out_counts == {"no_ground_truth": 1, "function_cannot_be_written": 2, "nobody_asks": 1}
 
 
 def test_a_set_without_its_answers_or_with_others_is_named(tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ BOTH = [{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}, {"g": {}}]
 def test_calls_are_compared_as_trees_and_several_in_any_order(
     calls: list[str], right: list[dict[str, Any]], expected: bool
 ) -> None:
-    assert calls_are_right(made(*calls), json.dumps(right)) is expected
+    assert has_right_calls(made(*calls), json.dumps(right)) is expected
 
 
 def test_a_repeated_call_counts_once_and_an_unfinished_one_is_wrong() -> None:
     call = made("shop.paint(height=3)")
     text = json.dumps(HIGH)
-    assert calls_are_right([*call, DecodedCall("shop.paint", "height=3", None, "repeated_call")], text)
-    assert not calls_are_right([DecodedCall("shop.paint", "height=3", None, "no_end")], text)
+    assert has_right_calls([*call, DecodedCall("shop.paint", "height=3", None, "repeated_call")], text)
+    assert not has_right_calls([DecodedCall("shop.paint", "height=3", None, "no_end")], text)
 
 
 def test_a_model_calls_the_functions_of_its_question_and_no_other_tool(tmp_path: Path) -> None:
@@ -146,19 +146,19 @@ def test_a_model_calls_the_functions_of_its_question_and_no_other_tool(tmp_path:
     two = [{"clock": {}}, {"shop.time": {}}]
     write(tmp_path, "X_parallel.json", records, dict.fromkeys(texts, two))
     [asked] = read_benchmark("functions", tmp_path)
-    asking = Asking(settings, lanes(settings), model, 300, frozenset(), asked.function_calls)
-    written = asking.write([one.prompt for one in asked.questions], [one.context for one in asked.questions])
+    asking = Asking(settings, load_lanes(settings), model, 300, frozenset(), asked.max_function_calls)
+    written = asking.generate_texts([one.prompt for one in asked.questions], [one.context for one in asked.questions])
     calls = [[call for call in one.calls if call.result is not None] for one in written]
     assert {call.tool for some in calls for call in some} == {"clock", "shop.time"}
     assert all(call.result == "null" for some in calls for call in some) and max(map(len, calls)) > 1
     right = {key: [{call.tool: {}} for call in some] or two for key, some in zip(texts, calls, strict=True)}
     write(tmp_path, "X_parallel.json", records, right)
     [again] = read_benchmark("functions", tmp_path)
-    again = replace(again, function_calls=asked.function_calls)
-    expected = [calls_are_right(one.calls, json.dumps(right[key])) for key, one in zip(texts, written, strict=True)]
-    found = ask_benchmark(settings, lanes(settings), model, Condition("tools", 300), again)
+    again = replace(again, max_function_calls=asked.max_function_calls)
+    expected = [has_right_calls(one.calls, json.dumps(right[key])) for key, one in zip(texts, written, strict=True)]
+    found = ask_benchmark(settings, load_lanes(settings), model, Condition("tools", 300), again)
     assert [one.correct for one in found.outcomes] == expected and any(expected)
-    silent = ask_benchmark(settings, lanes(settings), model, Condition("disabled", 0), again)
+    silent = ask_benchmark(settings, load_lanes(settings), model, Condition("disabled", 0), again)
     assert not any(one.correct or one.calls for one in silent.outcomes)
 
 

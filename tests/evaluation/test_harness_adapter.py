@@ -21,9 +21,9 @@ from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.evaluation.harness_adapter import HarnessModel, harness_task
 from toolformer_dag.evaluation.outcomes import Condition
 from toolformer_dag.files import UserError
-from toolformer_dag.model.loading import load_identified, load_model
+from toolformer_dag.model.loading import load_model, load_model_with_identity
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.texts.calls import take_out
+from toolformer_dag.texts.calls import remove_calls
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
@@ -66,11 +66,11 @@ def test_the_harness_gives_our_figure_of_svamp(line: Line, tmp_path: Path) -> No
     def ours() -> Any:
         [benchmark] = read_benchmark("svamp", file)
         asked = ask_benchmark(
-            known, line.plan().lanes, load_identified(known.model), Condition("Toolformer", 10), benchmark
+            known, line.plan().lanes, load_model_with_identity(known.model), Condition("Toolformer", 10), benchmark
         )
         return benchmark, asked.outcomes
 
-    numbers = [find_predicted_number(take_out(one.written, ["Calculator"])) for one in ours()[1]]
+    numbers = [find_predicted_number(remove_calls(one.written, ["Calculator"])) for one in ours()[1]]
     assert any(number is not None for number in numbers)
     right = [float(number) if number is not None and at % 2 == 0 else -77.0 for at, number in enumerate(numbers)]
     write_svamp(file, right)
@@ -83,7 +83,7 @@ def test_the_harness_gives_our_figure_of_svamp(line: Line, tmp_path: Path) -> No
     assert found["results"]["svamp_with_tools"]["acc,none"] == pytest.approx(accuracy)
     samples = sorted(found["samples"]["svamp_with_tools"], key=lambda sample: sample["doc_id"])
     assert [bool(sample["acc"]) for sample in samples] == [one.correct for one in outcomes]
-    plain = [take_out(one.written, ["Calculator"]) for one in outcomes]
+    plain = [remove_calls(one.written, ["Calculator"]) for one in outcomes]
     assert [sample["resps"][0][0] for sample in samples] == plain
 
 
@@ -138,7 +138,8 @@ def test_log_probabilities_are_those_of_the_model(line: Line) -> None:
     found = model_of(line).loglikelihood([request("loglikelihood", *pair) for pair in texts])
     for (context, continuation), (nats, greedy) in zip(texts, found, strict=True):
         before, whole = (
-            loaded.encoding.bos + one.ids for one in loaded.encoding.texts([context, context + continuation])
+            loaded.encoding.bos_ids + one.token_ids
+            for one in loaded.encoding.encode_texts([context, context + continuation])
         )
         logits = loaded.model(torch.tensor([whole])).logits[0].log_softmax(-1).detach()
         places = range(max(len(before), 1), len(whole))

@@ -12,36 +12,43 @@ import polars as pl
 import pytest
 from duckdb import DuckDBPyConnection
 
-from toolformer_dag.assets.plots import PLOTTED, bars, draw_start_curves
-from toolformer_dag.cli.query_results import saved_queries
+from toolformer_dag.assets.plots import BAR_COLUMNS_BY_VIEW, draw_bar_chart, draw_start_curves
+from toolformer_dag.cli.query_results import load_saved_queries
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
+from toolformer_dag.computing.spending import COSTS_TABLE, StepCost, add_cost
 from toolformer_dag.decoding.generation import DecodedCall, Generation
-from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
+from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, is_number_right
 from toolformer_dag.evaluation.evaluated_tables import list_all_tables
-from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS, publish
+from toolformer_dag.evaluation.measurements import (
+    ACCURACY_TABLE,
+    OUTCOMES_TABLE,
+    OVERLAP_TABLE,
+    PERPLEXITY_COLUMNS,
+    PERPLEXITY_TABLE,
+    publish_measurement,
+)
 from toolformer_dag.evaluation.outcomes import (
     Condition,
     QuestionOutcome,
     Weights,
     build_outcome_table,
     build_score_table,
-    judge,
-    wilson,
+    compute_wilson_interval,
+    judge_answer,
 )
 from toolformer_dag.evaluation.paper_tables import (
     PAPER_TABLES,
     PaperTable,
+    get_paper_table,
     iter_paper_figures,
-    notes,
-    paper_table,
+    list_table_notes,
     query_over_min_probability,
     query_tool_shares,
 )
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.warehouse import CLOSED, open_warehouse, query
-from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.lake.warehouse import NO_EXTERNAL_ACCESS_CONFIG, open_warehouse, query
+from toolformer_dag.lake.warehouse_building import build_warehouse
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.stages import list_table_outputs
 from toolformer_dag.settings.settings_file import load_settings
@@ -86,14 +93,18 @@ def outcomes() -> list[QuestionOutcome]:
     for name in BENCHMARKS:
         without = [Condition("no model: a + b", None, "no model")] if name == "SVAMP" else []
         questions = tuple(BenchmarkQuestion(f"{name} {at}", ("1",)) for at in range(1, 12 + len(name) % 5))
-        benchmark = Benchmark(name, questions, number_is_right)
+        benchmark = Benchmark(name, questions, is_number_right)
         for condition in (*CONDITIONS, *without):
             for number in range(1, len(questions) + 1):
                 tools = random.choices(("QA", "Calculator"), k=random.randrange(3)) if condition.k else []
                 calls = tuple(DecodedCall(tool, "1", "1", None) for tool in tools)
                 text = " 1" if random.random() < 0.4 else " 2"
                 p_start = chances.random() if condition.k is not None else None
-                found.append(judge(benchmark, number, condition, Generation(text, text, calls, 1, p_start=p_start)))
+                found.append(
+                    judge_answer(
+                        benchmark, number, condition, Generation(text, text, calls, 1, start_probability=p_start)
+                    )
+                )
     return found
 
 
@@ -101,31 +112,33 @@ def outcomes() -> list[QuestionOutcome]:
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     folder = tmp_path_factory.mktemp("world")
     (folder / "toolformer.toml").write_text('profile = "embedded"\n')
-    return Plan.of(load_settings(folder / "toolformer.toml", environment={}))
+    return Plan.from_settings(load_settings(folder / "toolformer.toml", environment={}))
 
 
 @pytest.fixture(scope="module")
 def database(plan: Plan) -> Path:
     """A warehouse over measurements that no model made."""
     found = outcomes()
-    publish(plan.lake, OUTCOMES, build_outcome_table(found), {}, {}, left_out=LEFT_OUT)
-    publish(plan.lake, ACCURACY, build_score_table(build_outcome_table(found), WEIGHTS), {}, {})
+    publish_measurement(plan.lake, OUTCOMES_TABLE, build_outcome_table(found), {}, {}, left_out=LEFT_OUT)
+    publish_measurement(plan.lake, ACCURACY_TABLE, build_score_table(build_outcome_table(found), WEIGHTS), {}, {})
     size = len({one.question for one in found if one.benchmark == "SVAMP"})
     held = [("SVAMP", number, is_in, None, None, None) for number, is_in in enumerate(IN_CORPUS[:size], 1)]
-    publish(plan.lake, OVERLAP, pl.DataFrame(held, OVERLAP_COLUMNS, orient="row"), {}, {})
+    publish_measurement(plan.lake, OVERLAP_TABLE, pl.DataFrame(held, OVERLAP_COLUMNS, orient="row"), {}, {})
     row = ("WikiText", "base", 2, 10, 9.5, 9.0, 10.1, 1.25, "base")
-    publish(plan.lake, PERPLEXITY, pl.DataFrame([row], PERPLEXITY_COLUMNS, orient="row"), {}, {})
+    publish_measurement(plan.lake, PERPLEXITY_TABLE, pl.DataFrame([row], PERPLEXITY_COLUMNS, orient="row"), {}, {})
     add_cost(plan.lake, "one", "calculator/scored_candidates", StepCost(2.0, tokens=100, computed=5, reused=1))
     add_cost(plan.lake, "two", "calculator/scored_candidates", StepCost(1.0, tokens=30, computed=2, reused=4))
     add_cost(plan.lake, "two", "training/finetuned_checkpoint", StepCost(9.0, tokens=4000))
     file = plan.settings.paths.warehouse
-    build(plan.lake, CallWarehouse(list_all_tables(list_table_outputs(plan)), plan.lane_names), file)
+    build_warehouse(
+        plan.lake, CallWarehouse(list_all_tables(list_table_outputs(plan)), plan.tool_name_by_lane_key), file
+    )
     return file
 
 
 @pytest.fixture(scope="module")
 def warehouse(database: Path) -> Iterator[DuckDBPyConnection]:
-    with open_warehouse(database, CLOSED) as connection:
+    with open_warehouse(database, NO_EXTERNAL_ACCESS_CONFIG) as connection:
         yield connection
 
 
@@ -170,7 +183,7 @@ def test_every_cell_of_the_tables_of_benchmarks_is_counted_in_outcomes(database:
         right = sum(one.correct for one in questions)
         assert (row["n"], row["correct"], row["figures_of"]) == (n, right, "ours")
         assert row["accuracy"] == percent(right / n)
-        assert (row["low"], row["high"]) == tuple(map(percent, wilson(right, n)))
+        assert (row["low"], row["high"]) == tuple(map(percent, compute_wilson_interval(right, n)))
         assert row["calls"] == percent(sum(one.called is not None for one in questions) / n)
 
 
@@ -225,8 +238,8 @@ def test_table_8_has_the_rows_of_perplexity_beside_the_papers(database: Path) ->
 
 
 def test_people_see_which_tools_were_called(database: Path, warehouse: DuckDBPyConnection) -> None:
-    called = query_tool_shares(warehouse, paper_table("3"))
-    assert called is not None and query_tool_shares(warehouse, paper_table("9")) is None
+    called = query_tool_shares(warehouse, get_paper_table("3"))
+    assert called is not None and query_tool_shares(warehouse, get_paper_table("9")) is None
     by_row = {(row["benchmark"], row["model"]): row for row in called.to_dicts()}
     assert by_row["All", "paper: Toolformer"]["QA"] == "98.1"
     n = len(asked(3)["All", "Toolformer"])
@@ -250,14 +263,16 @@ def test_every_cell_of_table_9_is_counted_in_outcomes(database: Path) -> None:
             right = sum(one.correct for one in some)
             assert row[name] == (percent(right / len(some)) if some else None)
             if some:
-                assert (row[f"{name}_low"], row[f"{name}_high"]) == tuple(map(percent, wilson(right, len(some))))
+                assert (row[f"{name}_low"], row[f"{name}_high"]) == tuple(
+                    map(percent, compute_wilson_interval(right, len(some)))
+                )
     paper = rows(database, "from table_9 where figures_of = 'the paper' and k = 1 and benchmark = 'LAMA T-REx'")
     assert [paper[0][name] for name in ("accuracy", "with_call", "without_call", "calls")] == [47.8, 53.0, 44.3, 40.3]
 
 
 def test_every_point_of_figure_4_is_an_average_of_benchmarks(database: Path) -> None:
     names = {3: "LAMA", 4: "Math", 5: "QA"}
-    sizes = {condition.name: WEIGHTS[condition.of_model].parameters for condition in CONDITIONS}
+    sizes = {condition.name: WEIGHTS[condition.model_name].parameter_count for condition in CONDITIONS}
     ours = rows(database, "from figure_4 where figures_of = 'ours' and published")
     assert len(ours) == 3 * 5
     for row in ours:
@@ -275,7 +290,7 @@ def test_every_point_of_figure_4_is_an_average_of_benchmarks(database: Path) -> 
         assert row["accuracy"] == percent(sum(shares) / count)
         below, above = (
             sqrt(sum((share - end) ** 2 for share, end in zip(shares, ends, strict=True))) / count
-            for ends in zip(*(wilson(right, n) for right, n in averaged), strict=True)
+            for ends in zip(*(compute_wilson_interval(right, n) for right, n in averaged), strict=True)
         )
         assert (row["low"], row["high"]) == (percent(sum(shares) / count - below), percent(sum(shares) / count + above))
         assert row["parameters"] == sizes[row["condition"]]
@@ -299,12 +314,12 @@ def test_where_too_few_were_swapped_table_2_tells_no_number() -> None:
     }
     told = pl.DataFrame([{**row, "too_few_swaps": few, "paper": 138} for few in (True, False, None)])
     measured = pl.when(pl.col("too_few_swaps").is_not_null()).then("by_chance").alias("by_chance")
-    shown = paper_table("2").wide(told.with_columns(measured))
+    shown = get_paper_table("2").format_rows(told.with_columns(measured))
     assert shown["kept by chance"].to_list() == ["?", "0 (0-4)", "–"]
 
 
 def test_a_printed_row_of_table_10_shows_its_call_and_what_the_paper_judged(warehouse: DuckDBPyConnection) -> None:
-    found = paper_table("10").wide(paper_table("10").rows(warehouse))
+    found = get_paper_table("10").format_rows(get_paper_table("10").query_rows(warehouse))
     assert found["judged useful"].to_list() == [*["yes"] * 4, "no", "yes", "yes", "no", "no", "no"]
     assert found["example"][3] == "her than 735 K which is [Calculator(735 / 499) -> 1.47] 1.47 (735 / 499) times h"
     assert (
@@ -315,7 +330,7 @@ def test_a_printed_row_of_table_10_shows_its_call_and_what_the_paper_judged(ware
 def test_a_chain_in_table_10_has_a_pair_of_brackets_for_each_call() -> None:
     row = {"delta": 1.0, "tau_f": 0.5, "kept": True, "tool": "sums", "before": "so ", "after": "5.", "useful": True}
     calls = ["[Sum(1 + 1) -> 2] [Sum(2 + 3) -> 5]", "Sum(2 + 3) -> 5"]
-    shown = paper_table("10").wide(pl.DataFrame([{**row, "call": call} for call in calls]))
+    shown = get_paper_table("10").format_rows(pl.DataFrame([{**row, "call": call} for call in calls]))
     assert shown["example"].to_list() == ["so [Sum(1 + 1) -> 2] [Sum(2 + 3) -> 5] 5.", "so [Sum(2 + 3) -> 5] 5."]
 
 
@@ -382,7 +397,9 @@ def test_needless_calls_are_those_after_which_an_answer_is_no_better(database: P
         needless = [one for one, _ in pairs if one.benchmark == name]
         assert (shares[name]["with_calls"], shares[name]["needless"]) == (len(called), len(needless))
         assert shares[name]["share"] == percent(len(needless) / len(called))
-        assert (shares[name]["low"], shares[name]["high"]) == tuple(map(percent, wilson(len(needless), len(called))))
+        assert (shares[name]["low"], shares[name]["high"]) == tuple(
+            map(percent, compute_wilson_interval(len(needless), len(called)))
+        )
 
 
 def test_calls_and_right_answers_over_min_probability_follow_from_the_recorded_ones(
@@ -397,7 +414,7 @@ def test_calls_and_right_answers_over_min_probability_follow_from_the_recorded_o
         later = sum(plain.p_start >= 0.5 for (_, plain), gone in zip(pairs, goes, strict=True) if gone)
         assert (row["n"], row["with_calls"], row["correct"], row["later"]) == (len(pairs), sum(stays), right, later)
     assert len(told) == len(BENCHMARKS) + 1
-    drawn = query_over_min_probability(warehouse, paper_table("9"))
+    drawn = query_over_min_probability(warehouse, get_paper_table("9"))
     assert drawn is not None and drawn["min_probability"].to_list() == pytest.approx([at / 20 for at in range(21)])
     assert draw_start_curves(drawn).startswith("![right answers and calls over min_probability](<data:image/svg+xml")
 
@@ -409,11 +426,11 @@ def test_what_a_reader_left_out_is_counted_and_told(database: Path, warehouse: D
         ("LAMA T-REx", "no_answer", 1),
         ("SVAMP", "answer_is_no_number", 3),
     ]
-    assert "Left out by the reader: SVAMP: 3 answer_is_no_number." in notes(warehouse, paper_table("4"))
+    assert "Left out by the reader: SVAMP: 3 answer_is_no_number." in list_table_notes(warehouse, get_paper_table("4"))
 
 
 def test_an_empty_cell_names_the_line_that_fills_it(warehouse: DuckDBPyConnection) -> None:
-    told = {number: notes(warehouse, paper_table(number)) for number in ("5", "6", "7")}
+    told = {number: list_table_notes(warehouse, get_paper_table(number)) for number in ("5", "6", "7")}
     lines = 'add nq = "PATH", triviaqa = "PATH" under [evaluation.benchmarks].'
     assert f"Not asked: Natural Questions, TriviaQA; {lines}" in told["5"]
     assert 'Not asked: MLQA (es), MLQA (hi), MLQA (vi), MLQA (zh), MLQA (ar); add mlqa = "PATH"' in "".join(told["6"])
@@ -446,39 +463,41 @@ def test_questions_that_were_trained_on_are_told_apart(database: Path) -> None:
 
 
 def test_saved_queries_name_the_questions_that_tools_change_and_those_left_out(database: Path) -> None:
-    left_out = query(database, saved_queries()["left_out"])
+    left_out = query(database, load_saved_queries()["left_out"])
     assert left_out.rows()[-1] == ("SVAMP", "answer_is_no_number", 3)
     names = ["benchmark", "question", "model", "k", "outcome"]
-    told = query(database, saved_queries()["questions_won_and_lost"]).select(names)
+    told = query(database, load_saved_queries()["questions_won_and_lost"]).select(names)
     assert set(told.rows()) == set(query(database, "from won_and_lost").select(names).rows()) and told.height > 20
 
 
 @pytest.mark.parametrize("table", PAPER_TABLES, ids=lambda table: table.number)
 def test_people_see_every_row_whose_figure_it_is_and_a_plot(warehouse: DuckDBPyConnection, table: PaperTable) -> None:
-    found = table.wide(table.rows(warehouse))
+    found = table.format_rows(table.query_rows(warehouse))
     assert found.height > 0 or table.number == "2"  # which counts rows of the lanes, and none has any
     assert all(found.columns)
-    assert notes(warehouse, table)
-    assert bars(table.rows(warehouse), *PLOTTED[table.view]).startswith("![plot](<data:image/svg+xml")
+    assert list_table_notes(warehouse, table)
+    assert draw_bar_chart(table.query_rows(warehouse), *BAR_COLUMNS_BY_VIEW[table.view_name]).startswith(
+        "![plot](<data:image/svg+xml"
+    )
 
 
 def test_a_table_for_people_has_n_intervals_and_the_papers_figures(warehouse: DuckDBPyConnection) -> None:
-    table = paper_table("4")
-    found = table.wide(table.rows(warehouse))
+    table = get_paper_table("4")
+    found = table.format_rows(table.query_rows(warehouse))
     n = len([one for one in outcomes() if (one.benchmark, one.condition) == ("SVAMP", "base")])
     by_model = {row["model"]: row for row in found.to_dicts()}
     assert f"SVAMP, n = {n}" in found.columns
     assert by_model["paper: Toolformer"][f"SVAMP, n = {n}"] == "29.4"
     assert by_model["paper: Toolformer"]["ASDiv"] == "40.4" and by_model["base"]["ASDiv"] == "–"
     right = sum(one.correct for one in asked(4)["SVAMP", "no model: a + b"])
-    low, high = wilson(right, n)
+    low, high = compute_wilson_interval(right, n)
     assert by_model["no model: a + b"][f"SVAMP, n = {n}"] == f"{100 * right / n:.1f} ({100 * low:.1f}-{100 * high:.1f})"
-    assert "Ours are of gpt2 (124 parameters): Toolformer, base, base + C." in notes(warehouse, table)
+    assert "Ours are of gpt2 (124 parameters): Toolformer, base, base + C." in list_table_notes(warehouse, table)
 
 
 def test_a_table_that_the_paper_lacks_is_refused() -> None:
     with pytest.raises(UserError, match=r"no table '11'.*there are 2, 3"):
-        paper_table("11")
+        get_paper_table("11")
 
 
 def test_the_papers_figures_are_whole() -> None:
@@ -489,14 +508,16 @@ def test_the_papers_figures_are_whole() -> None:
 
 
 def test_measurements_of_an_earlier_release_stand_in_the_warehouse_until_they_are_made_anew(tmp_path: Path) -> None:
-    other = Plan.of(load_settings(None, environment={}, overrides=[f"paths.lake='{tmp_path / 'lake'}'"]))
-    publish(other.lake, OUTCOMES, build_outcome_table(outcomes()[:5]).drop("calls"), {}, {})
+    other = Plan.from_settings(load_settings(None, environment={}, overrides=[f"paths.lake='{tmp_path / 'lake'}'"]))
+    publish_measurement(other.lake, OUTCOMES_TABLE, build_outcome_table(outcomes()[:5]).drop("calls"), {}, {})
     add_cost(other.lake, "one", "calculator/loss_deltas", StepCost(1.0))
-    costs = other.lake.table(COSTS)
-    publish(other.lake, COSTS, costs.read("calculator/loss_deltas").drop("failed"), {}, {})
+    costs = other.lake.get_table(COSTS_TABLE)
+    publish_measurement(other.lake, COSTS_TABLE, costs.read_part("calculator/loss_deltas").drop("failed"), {}, {})
     add_cost(other.lake, "two", "calculator/loss_deltas", StepCost(2.0, tokens=3, failed=True))
     file = tmp_path / "warehouse.duckdb"
-    build(other.lake, CallWarehouse(list_all_tables(list_table_outputs(other)), other.lane_names), file)
+    build_warehouse(
+        other.lake, CallWarehouse(list_all_tables(list_table_outputs(other)), other.tool_name_by_lane_key), file
+    )
     assert rows(file, "select count(*) as n, count(calls) as known from outcomes") == [{"n": 5, "known": 0}]
     told = [(1.0, None), (1.0, False), (2.0, True)]
     found = rows(file, "select seconds, failed from costs order by seconds, failed nulls first")

@@ -14,16 +14,21 @@ from toolformer_dag.evaluation.benchmark import (
     Benchmark,
     BenchmarkQuestion,
     find_predicted_number,
-    in_first_five_words,
-    in_first_ten_words,
-    in_first_twenty_words,
-    in_first_words,
-    number_is_right,
+    is_in_first_five_words,
+    is_in_first_ten_words,
+    is_in_first_twenty_words,
+    is_in_first_words,
+    is_number_right,
 )
-from toolformer_dag.evaluation.benchmark_files import completion, mathematics, multilingual, question_answering
+from toolformer_dag.evaluation.benchmark_files import (
+    format_completion_prompt,
+    format_mathematics_prompt,
+    format_multilingual_prompt,
+    format_question_answering_prompt,
+)
 from toolformer_dag.evaluation.catalogue import read_benchmark
-from toolformer_dag.evaluation.outcomes import judge_baselines, wilson
-from toolformer_dag.evaluation.question_overlap import count_overlap, drop_template_words, question_overlap
+from toolformer_dag.evaluation.outcomes import compute_wilson_interval, judge_baselines
+from toolformer_dag.evaluation.question_overlap import count_overlap, drop_template_words, find_question_overlap
 
 
 @pytest.mark.parametrize(
@@ -65,20 +70,20 @@ from toolformer_dag.evaluation.question_overlap import count_overlap, drop_templ
     ],
 )
 def test_the_answer_is_in_the_first_five_words(output: str, answer: str, right: bool) -> None:
-    assert in_first_five_words(output, ["no such", answer]) is right
+    assert is_in_first_five_words(output, ["no such", answer]) is right
 
 
 def test_longer_windows() -> None:
     output = " ".join([*"abcdefghi", "ten", *"klmnopqrs", "twenty", "beyond"])
-    assert in_first_ten_words(output, ["ten"]) and not in_first_ten_words(output, ["k"])
-    assert in_first_twenty_words(output, ["twenty"]) and not in_first_twenty_words(output, ["beyond"])
+    assert is_in_first_ten_words(output, ["ten"]) and not is_in_first_ten_words(output, ["k"])
+    assert is_in_first_twenty_words(output, ["twenty"]) and not is_in_first_twenty_words(output, ["beyond"])
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,3}", fullmatch=True), max_size=12), st.integers(0, 12), st.integers(1, 3))
 def test_agrees_with_looking_at_every_place(words: list[str], at: int, length: int) -> None:
     answer = words[at : at + length]
     seen = [words[i : i + len(answer)] for i in range(6) if i + len(answer) <= 5]
-    assert in_first_words(" ".join(words), [" ".join(answer)], 5) is (bool(answer) and answer in seen)
+    assert is_in_first_words(" ".join(words), [" ".join(answer)], 5) is (bool(answer) and answer in seen)
 
 
 @pytest.mark.parametrize(
@@ -112,30 +117,30 @@ def test_the_predicted_number(output: str, number: str | None) -> None:
 
 
 def test_numbers_are_compared_as_numbers() -> None:
-    assert number_is_right(" 43 shells", ["43.0"])
-    assert number_is_right(" 0.33", ["0.3333333333"])
-    assert not number_is_right(" 0.34", ["0.3333333333"])
-    assert number_is_right(" 0.63", ["0.625"])  # as the calculator rounds it
-    assert not number_is_right(" 0.64", ["0.625"])
-    assert not number_is_right(" 430", ["43.0"])
-    assert not number_is_right(" none", ["0"])
+    assert is_number_right(" 43 shells", ["43.0"])
+    assert is_number_right(" 0.33", ["0.3333333333"])
+    assert not is_number_right(" 0.34", ["0.3333333333"])
+    assert is_number_right(" 0.63", ["0.625"])  # as the calculator rounds it
+    assert not is_number_right(" 0.64", ["0.625"])
+    assert not is_number_right(" 430", ["43.0"])
+    assert not is_number_right(" none", ["0"])
 
 
 def test_wilson_against_published_values() -> None:
     """Newcombe (1998), Table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
     for successes, trials, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605)):
-        assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+        assert compute_wilson_interval(successes, trials) == pytest.approx((low, high), abs=5e-5)
     for successes, trials, low, high in ((0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)):
-        assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
-    assert wilson(0, 0) == (0.0, 1.0)
+        assert compute_wilson_interval(successes, trials) == pytest.approx((low, high), abs=5e-5)
+    assert compute_wilson_interval(0, 0) == (0.0, 1.0)
 
 
 @given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_holds_the_share_and_is_symmetric(counts: tuple[int, int]) -> None:
     successes, trials = counts
-    low, high = wilson(successes, trials)
+    low, high = compute_wilson_interval(successes, trials)
     assert 0 <= low <= successes / trials + 1e-12 and successes / trials - 1e-12 <= high <= 1
-    assert wilson(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+    assert compute_wilson_interval(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
 
 
 SVAMP = Path(__file__).parents[3] / "shared" / "data" / "benchmarks" / "svamp" / "SVAMP.json"
@@ -143,7 +148,7 @@ SVAMP = Path(__file__).parents[3] / "shared" / "data" / "benchmarks" / "svamp" /
 
 def arithmetic(*questions: tuple[str, str]) -> Benchmark:
     return Benchmark(
-        "sums", tuple(BenchmarkQuestion(*(prompt, (gold,))) for prompt, gold in questions), number_is_right
+        "sums", tuple(BenchmarkQuestion(*(prompt, (gold,))) for prompt, gold in questions), is_number_right
     )
 
 
@@ -164,7 +169,7 @@ def test_a_question_with_too_few_numbers_is_answered_wrong_with_a_reason() -> No
 
 
 def test_other_benchmarks_have_no_baseline() -> None:
-    asked = Benchmark("facts", (BenchmarkQuestion("1 2", ("3",)),), in_first_five_words)
+    asked = Benchmark("facts", (BenchmarkQuestion("1 2", ("3",)),), is_in_first_five_words)
     assert judge_baselines(asked) == []
 
 
@@ -188,18 +193,24 @@ def corpus(*texts: tuple[str, str]) -> list[pl.DataFrame]:
 
 
 def benchmark(name: str, prompts: Sequence[str]) -> Benchmark:
-    return Benchmark(name, tuple(BenchmarkQuestion(prompt, ("1",)) for prompt in prompts), number_is_right)
+    return Benchmark(name, tuple(BenchmarkQuestion(prompt, ("1",)) for prompt in prompts), is_number_right)
 
 
 def test_a_question_is_told_with_the_first_training_text_that_holds_it() -> None:
     benchmarks = [
-        benchmark("sums", [mathematics(APPLES, "How many has she?"), mathematics("", "Who?")]),
         benchmark(
-            "open", [question_answering(HERBS), question_answering("which herb grows best in the shade of a wall")]
+            "sums", [format_mathematics_prompt(APPLES, "How many has she?"), format_mathematics_prompt("", "Who?")]
+        ),
+        benchmark(
+            "open",
+            [
+                format_question_answering_prompt(HERBS),
+                format_question_answering_prompt("which herb grows best in the shade of a wall"),
+            ],
         ),
     ]
     texts = corpus((f"{HERBS}: mint", "heldout"), (f"A story. {APPLES} The end.", "train"), (APPLES.upper(), "train"))
-    found = question_overlap(benchmarks, texts)
+    found = find_question_overlap(benchmarks, texts)
     assert found.rows() == [
         ("sums", 1, True, "one", "d1", 1),
         ("sums", 2, None, None, None, None),
@@ -210,14 +221,14 @@ def test_a_question_is_told_with_the_first_training_text_that_holds_it() -> None
 
 
 def test_without_texts_or_questions_nothing_is_found() -> None:
-    found = question_overlap([benchmark("sums", [mathematics(APPLES, "How many?")])], corpus())
+    found = find_question_overlap([benchmark("sums", [format_mathematics_prompt(APPLES, "How many?")])], corpus())
     assert found["in_corpus"].to_list() == [False]
-    assert question_overlap([], corpus((APPLES, "train"))).is_empty()
+    assert find_question_overlap([], corpus((APPLES, "train"))).is_empty()
 
 
 def test_the_words_of_a_template_are_no_words_of_the_question() -> None:
-    assert drop_template_words(completion("Ada was born in")) == "Ada was born in"
-    assert drop_template_words(question_answering("who is it")) == "who is it"
-    assert drop_template_words(mathematics("It costs 7.", "How much?")) == "It costs 7. How much?"
-    assert drop_template_words(multilingual("It is here.", "Wo?")).startswith("It is here.")
+    assert drop_template_words(format_completion_prompt("Ada was born in")) == "Ada was born in"
+    assert drop_template_words(format_question_answering_prompt("who is it")) == "who is it"
+    assert drop_template_words(format_mathematics_prompt("It costs 7.", "How much?")) == "It costs 7. How much?"
+    assert drop_template_words(format_multilingual_prompt("It is here.", "Wo?")).startswith("It is here.")
     assert drop_template_words("3 and 4 make") == "3 and 4 make"

@@ -13,11 +13,11 @@ from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation import measurements as measured
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
 from toolformer_dag.evaluation.evaluated_tables import list_all_tables
-from toolformer_dag.evaluation.outcomes import Condition, Weights, build_outcome_table, build_score_table, judge
+from toolformer_dag.evaluation.outcomes import Condition, Weights, build_outcome_table, build_score_table, judge_answer
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.lake.warehouse_building import build_warehouse
 from toolformer_dag.method.call_warehouse import CallWarehouse
-from toolformer_dag.training.checkpoint_outputs import CURVE, CURVE_COLUMNS
+from toolformer_dag.training.checkpoint_outputs import CURVE_COLUMNS, CURVE_TABLE_NAME
 
 TOOLS = ("calculator", "calendar")
 HOSTILE = (
@@ -88,7 +88,9 @@ def made_up_warehouse(folder: Path, *, bound: bool = False) -> Path:
     plan = outputs["ccnet/raw_shards"].plan
     database = folder / "warehouse.duckdb"
     _measured(plan.lake)
-    build(plan.lake, CallWarehouse(list_all_tables(list(outputs.values())), plan.lane_names), database)
+    build_warehouse(
+        plan.lake, CallWarehouse(list_all_tables(list(outputs.values())), plan.tool_name_by_lane_key), database
+    )
     return database
 
 
@@ -105,25 +107,27 @@ def _generation(draw: random.Random, number: int, *, calls: bool) -> Generation:
     made = (DecodedCall("QA", hostile, HOSTILE[0], None), DecodedCall("Calendar", "", None, "second call"))
     made = made[: number % 3] if calls else ()
     plain = f"{number}" if draw.random() < (0.6 if calls else 0.3) else ""
-    return Generation(f" {hostile}", plain, made, tokens=1)
+    return Generation(f" {hostile}", plain, made, token_count=1)
 
 
 def _measured(lake: Lake) -> None:
     """Publish what was asked of three conditions, hostile too, two curves of training and the costs of two runs."""
     draw = random.Random(1)
     asked = [
-        judge(benchmark, number, condition, _generation(draw, number, calls=bool(condition.k)))
+        judge_answer(benchmark, number, condition, _generation(draw, number, calls=bool(condition.k)))
         for benchmark in map(_benchmark, ("SVAMP", "LAMA T-REx"))
         for condition in (Condition("base", 0), Condition(DISABLED, 0, "Toolformer"), Condition("Toolformer", 10))
         for number in range(1, QUESTIONS + 1)
     ]
-    measured.publish(lake, measured.OUTCOMES, build_outcome_table(asked), {}, {})
+    measured.publish_measurement(lake, measured.OUTCOMES_TABLE, build_outcome_table(asked), {}, {})
     weights = dict.fromkeys(("base", "Toolformer"), Weights("gpt2", 124))
-    measured.publish(lake, measured.ACCURACY, build_score_table(build_outcome_table(asked), weights), {}, {})
+    measured.publish_measurement(
+        lake, measured.ACCURACY_TABLE, build_score_table(build_outcome_table(asked), weights), {}, {}
+    )
     perplexity = pl.DataFrame(
         [("WikiText", "base", 2, 10, 9.5, 9.0, 10.1, 1.25, "base")], measured.PERPLEXITY_COLUMNS, orient="row"
     )
-    measured.publish(lake, measured.PERPLEXITY, perplexity, {}, {})
+    measured.publish_measurement(lake, measured.PERPLEXITY_TABLE, perplexity, {}, {})
     curves = [
         (checkpoint, step, measure, 3 - step / 40 + (checkpoint[0] == "b"), step == 30)
         for checkpoint in ("baseline_checkpoint", "finetuned_checkpoint")
@@ -131,7 +135,7 @@ def _measured(lake: Lake) -> None:
         for step in steps
     ]
     columns = {name: column.dtype for name, column in CURVE_COLUMNS.items()}
-    measured.publish(lake, CURVE, pl.DataFrame(curves, columns, orient="row"), {}, {})
+    measured.publish_measurement(lake, CURVE_TABLE_NAME, pl.DataFrame(curves, columns, orient="row"), {}, {})
     for run in ("one", "two"):
         for tool in TOOLS:
             add_cost(lake, run, f"{tool}/loss_deltas", StepCost(2.5, tokens=1_000_000, computed=300, reused=100))

@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.made_traces import conversation, facts, records, turn
 from tests.explorer.hand_made_calls import HOSTILE
 from tests.traces.conftest import settings_at, write_lines
-from toolformer_dag.traces.judgement import judge_traces, traces_database
+from toolformer_dag.traces.judgement import get_traces_database_path, judge_traces
 
 MADE = 12
 LONG = 300
@@ -27,4 +27,4 @@ def judged_conversations(folder: Path) -> None:
     said = [*records(MADE, "needless"), *({"messages": one} for one in hostile)]
     source = write_lines(folder / f"{HOSTILE[0]}.jsonl", [*said, {"messages": [*talk, *conversation(facts(1, 9)[0])]}])
     settings = settings_at(folder)
-    judge_traces(settings, [source], traces_database(settings))
+    judge_traces(settings, [source], get_traces_database_path(settings))

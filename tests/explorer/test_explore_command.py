@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from tests.command_line import cli
-from toolformer_dag.cli.web_server import OwnPages, bound
+from toolformer_dag.cli.web_server import SameOriginGuard, open_listening_socket
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_port_in_use_is_named_with_the_remedy_and_ctrl_c_leaves_nothing(projec
         assert (served.stdout.read(), served.stderr.read()) == ("stopped\n", "")
     with pytest.raises(ProcessLookupError):
         os.killpg(served.pid, 0)
-    bound(int(port), "explore").close()
+    open_listening_socket(int(port), "explore").close()
     assert {path.name for path in project.iterdir()} == before
 
 
@@ -105,7 +105,7 @@ def test_an_exported_page_replaces_a_file_only_by_force(project: Path) -> None:
     [(80, "127.0.0.1", 200), (80, "e.org", 403), (3001, "127.0.0.1:3001", 200), (3001, "127.0.0.1", 403)],
 )
 def test_a_page_answers_under_its_own_address_alone(port: int, host: str, status: int) -> None:
-    pages = TestClient(OwnPages(PlainTextResponse("here"), port))
+    pages = TestClient(SameOriginGuard(PlainTextResponse("here"), port))
     assert pages.get("/", headers={"host": host}).status_code == status
 
 
@@ -114,6 +114,6 @@ def test_a_page_answers_under_its_own_address_alone(port: int, host: str, status
     [("/logs/run/compute_logs/step.out", 200), ("/logs/..%2f..%2fother.toml", 404), ("/a/..%2fb", 200)],
 )
 def test_a_path_out_of_the_logs_names_no_log(path: str, status: int) -> None:
-    answer = TestClient(OwnPages(PlainTextResponse("here"), 80)).get(path, headers={"host": "127.0.0.1"})
+    answer = TestClient(SameOriginGuard(PlainTextResponse("here"), 80)).get(path, headers={"host": "127.0.0.1"})
     assert answer.status_code == status
     assert (status == 404) == ("there is no such log" in answer.text)

@@ -8,19 +8,19 @@ from starlette.testclient import TestClient
 
 from tests.decoded import generate
 from tests.pipeline.conftest import NewLine
-from toolformer_dag.cli.web_server import HTTP, OwnPages
-from toolformer_dag.explorer.call_queries import KEY, query_call
-from toolformer_dag.explorer.explorer_server import explorer_app
+from toolformer_dag.cli.web_server import DEFAULT_HTTP_PORT, SameOriginGuard
+from toolformer_dag.explorer.call_queries import CALL_KEY_COLUMNS, query_call
+from toolformer_dag.explorer.explorer_server import build_explorer_app
 from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.lake.warehouse_building import build_warehouse
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.model import loss_scorer
 from toolformer_dag.model.engine import load_engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.requests import LossRequest
-from toolformer_dag.pipeline.stages import warehouse_tables
+from toolformer_dag.pipeline.stages import build_warehouse_tables
 from toolformer_dag.tools.built_in.calculator import has_operation
 
 
@@ -30,19 +30,24 @@ def test_token_losses_add_up_to_the_stored_losses(
     line = finished()
     outputs = list(line.outputs().values())
     plan = line.plan()
-    build(plan.lake, CallWarehouse(warehouse_tables(outputs), plan.lane_names), tmp_path / "w.duckdb")
+    build_warehouse(
+        plan.lake, CallWarehouse(build_warehouse_tables(outputs), plan.tool_name_by_lane_key), tmp_path / "w.duckdb"
+    )
     reader = WarehouseReader(tmp_path / "w.duckdb")
     model = LiveModel(line.plan)
-    keys = reader.rows(f"SELECT {', '.join(KEY)} FROM decisions WHERE eligible LIMIT 20")
+    keys = reader.query_rows(f"SELECT {', '.join(CALL_KEY_COLUMNS)} FROM decisions WHERE eligible LIMIT 20")
     assert keys
     for key in keys:
         call = query_call(reader, key)
         assert call is not None
-        found = model.token_losses(call)
+        found = model.compute_token_losses(call)
         assert found["sums"] == pytest.approx({name: call[name] for name in found["sums"]}, abs=1e-5)
         assert "".join(token["token"] for token in found["tokens"]) in call["text"]
     browser = TestClient(
-        OwnPages(explorer_app(reader, model, WarehouseReader(tmp_path / "traces.duckdb")), HTTP), "http://127.0.0.1"
+        SameOriginGuard(
+            build_explorer_app(reader, model, WarehouseReader(tmp_path / "traces.duckdb")), DEFAULT_HTTP_PORT
+        ),
+        "http://127.0.0.1",
     )
     asked = {"data": key}
     assert browser.post("/api/tokens", **asked).json()["tokens"] == found["tokens"]
@@ -55,8 +60,8 @@ def test_token_losses_add_up_to_the_stored_losses(
     followed = {"sec-fetch-site": "same-site", "sec-fetch-dest": "document"}
     assert browser.get("/", headers=followed).status_code == 200, "a link in Dagster's UI leads here"
     monkeypatch.setattr(loss_scorer, "WINDOW_WEIGHTS", (1.0, 0.5))
-    other = model.token_losses(call)
-    position = load_engine(plan.settings).position_at(call["text"], call["text_offset"])
+    other = model.compute_token_losses(call)
+    position = load_engine(plan.settings).find_call_position(call["text"], call["text_offset"])
     request = LossRequest(call["text"], position, call["name"], call["input"], call["result"])
     [weighted] = load_engine(plan.settings).losses([request])
     weights = [token["weight"] for token in other["tokens"]]
@@ -75,7 +80,7 @@ def test_a_typed_text_gets_the_calls_that_the_pipeline_gives_it(finished: NewLin
     before = {path: path.stat().st_mtime_ns for path in (line.folder / "lake").rglob("*")}
     model = LiveModel(line.plan)
     for text in rows["text"].unique(maintain_order=True)[:3]:
-        found = model.line("calculator", text, "")
+        found = model.run_tool_stages("calculator", text, "")
         stored = rows.filter(rows["text"] == text).filter(pl.col("digest") == pl.col("digest").first())
         stored = stored.sort("position", "sample")
         assert [
@@ -93,7 +98,7 @@ def test_a_typed_text_gets_the_calls_that_the_pipeline_gives_it(finished: NewLin
     assert before == {path: path.stat().st_mtime_ns for path in (line.folder / "lake").rglob("*")}
     for wrong in ("", "x" * 5000):
         with pytest.raises(UserError, match="give"):
-            model.line("calculator", wrong, "")
+            model.run_tool_stages("calculator", wrong, "")
 
 
 @pytest.mark.parametrize("found", [None, 0.0, -100.0])
@@ -101,7 +106,7 @@ def test_a_threshold_by_chance_decides_as_the_filter_found_it(finished: NewLine,
     line = finished()
     text = line.read("heuristic_subset")["text"][0]
     line.set(tau_f="{by_chance=0.05}")
-    told = LiveModel(line.plan).line("calculator", text, "", found)
+    told = LiveModel(line.plan).run_tool_stages("calculator", text, "", found)
     scored = [call for call in told["calls"] if call["delta"] is not None]
     assert (told["tau_f"], told["by_chance"]) == (found, True) and scored
     for call in scored:
@@ -122,13 +127,13 @@ def test_a_typed_text_is_completed_as_the_command_completes_it(new_line: NewLine
         load_model(plan.settings.model),
         ["1 and 0 make"],
         {lane.tool.name: lane.tool for lane in plan.inference_lanes},
-        k=decoding.k,
-        calls=decoding.calls,
+        top_k=decoding.k,
+        max_call_positions=decoding.calls,
         max_new_tokens=decoding.max_new_tokens,
-        one_sentence=True,
+        ends_after_one_sentence=True,
         max_call_tokens=plan.settings.sampling.max_call_tokens,
     )
-    found = LiveModel(line.plan).completed("1 and 0 make", "")
+    found = LiveModel(line.plan).complete_text("1 and 0 make", "")
     assert (found["text"], [call["input"] for call in found["calls"]]) == (
         expected.text,
         [call.input for call in expected.calls],

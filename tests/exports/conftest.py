@@ -29,7 +29,7 @@ def exported_world(once: Once, model: Path) -> World:
 
 @pytest.fixture(scope="session")
 def plan(exported_world: World) -> Plan:
-    return Plan.of(exported_world.settings())
+    return Plan.from_settings(exported_world.settings())
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import Any
 from datasets import Dataset, load_dataset
 
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.exports.dataset_folder import write_splits
-from toolformer_dag.exports.structured_forms import chat_form
+from toolformer_dag.exports.dataset_folder import write_split_files
+from toolformer_dag.exports.structured_forms import build_chat_form
 from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.model.encoding import Encoding
-from toolformer_dag.settings.servers import LISTING
+from toolformer_dag.settings.servers import LISTING_FILE_NAME
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.calls import Call, PlacedCall, splice
 
@@ -44,10 +44,10 @@ CALLS: dict[str, list[list[Asked]]] = {
 def named_plan(folder: Path) -> Plan:
     """Write the settings of three listed tools of a server that nothing asks."""
     listed = [{"name": key, "description": f"Tells {key}.", "input_schema": one} for key, one in SCHEMAS.items()]
-    (folder / LISTING).write_text(json.dumps({"town": listed}))
+    (folder / LISTING_FILE_NAME).write_text(json.dumps({"town": listed}))
     lanes = (f"[tools.{key}]\nexamples = ['It is [{key.title()}({EXAMPLES[key]})] so.', 'So.']\n" for key in SCHEMAS)
     (folder / "toolformer.toml").write_text("[servers.town]\nurl = 'http://localhost/mcp'\n" + "".join(lanes))
-    return Plan.to_read(load_settings(folder / "toolformer.toml", environment={}))
+    return Plan.from_settings_for_reading(load_settings(folder / "toolformer.toml", environment={}))
 
 
 def named_texts() -> list[CorpusText]:
@@ -72,7 +72,7 @@ def _written(arguments: dict[str, Any]) -> str:
 
 def chat_rows(folder: Path, encoding: Encoding) -> Dataset:
     """Export the texts in the form chat, and load them as everybody does."""
-    form = chat_form(named_plan(folder).lanes, encoding)
+    form = build_chat_form(named_plan(folder).lanes, encoding)
     (folder / "chat").mkdir()
-    write_splits(folder / "chat", form.schema, [row for text in named_texts() for row in form.rows(text)])
+    write_split_files(folder / "chat", form.schema, [row for text in named_texts() for row in form.iter_rows(text)])
     return load_dataset(str(folder / "chat"), split="train")

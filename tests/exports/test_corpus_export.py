@@ -14,14 +14,14 @@ from tests.command_line import cli
 from tests.runs.conftest import World, by_machine
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports import FormName
-from toolformer_dag.exports.corpus_export import FORMS, export_corpus, find_corpus_reasons
-from toolformer_dag.exports.dataset_folder import ExportError, read_exported, replacing
-from toolformer_dag.exports.export_forms import preference_form, text_form
+from toolformer_dag.exports.corpus_export import FORM_BUILDERS, export_corpus, find_corpus_stale_reasons
+from toolformer_dag.exports.dataset_folder import ExportError, open_replacement_folder, read_export_record
+from toolformer_dag.exports.export_forms import build_preference_form, build_text_form
 from toolformer_dag.exports.verify_project import verify_folder
 from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.warehouse import open_warehouse
-from toolformer_dag.method.corpus_texts import corpus_texts
-from toolformer_dag.texts.calls import take_out
+from toolformer_dag.method.corpus_texts import iter_corpus_texts
+from toolformer_dag.texts.calls import remove_calls
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -37,7 +37,7 @@ def header_of(folder: Path) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def folder(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("text") / "data"
-    export_corpus(plan, made, text_form())
+    export_corpus(plan, made, build_text_form())
     return made
 
 
@@ -55,7 +55,7 @@ def test_load_dataset_reads_the_splits_and_they_are_those_of_the_corpus(
     assert found == set(expected) and len(found) == sum(map(len, data.values()))
     for split, rows in data.items():
         assert set(rows["split"]) == {split}
-        assert all(take_out(row["text"], plan.lane_names.values()) == row["plain"] for row in rows)
+        assert all(remove_calls(row["text"], plan.tool_name_by_lane_key.values()) == row["plain"] for row in rows)
 
 
 def test_every_call_joins_back_to_its_row_in_loss_deltas(folder: Path, exported_world: World) -> None:
@@ -81,9 +81,9 @@ def test_every_call_joins_back_to_its_row_in_loss_deltas(folder: Path, exported_
 
 
 def test_the_same_warehouse_gives_the_same_bytes(folder: Path, plan: Plan, tmp_path: Path) -> None:
-    export_corpus(plan, tmp_path / "again", text_form())
+    export_corpus(plan, tmp_path / "again", build_text_form())
     assert files(tmp_path / "again") == files(folder)
-    export_corpus(plan, tmp_path / "again", text_form())
+    export_corpus(plan, tmp_path / "again", build_text_form())
     assert files(tmp_path / "again") == files(folder)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["again"]
 
@@ -104,7 +104,7 @@ def test_the_card_tells_figures_settings_and_licence(folder: Path, exported_worl
 
 
 def test_every_form_has_a_name_of_the_option() -> None:
-    assert list(FORMS) == list(get_args(FormName))
+    assert list(FORM_BUILDERS) == list(get_args(FormName))
 
 
 def test_the_command_writes_each_form_and_says_what(exported_world: World, tmp_path: Path) -> None:
@@ -149,60 +149,60 @@ def test_a_folder_of_others_is_left_alone(folder: Path, plan: Plan, tmp_path: Pa
     (tmp_path / "file").write_text("mine")
     for name, message in (("notes", "no export wrote it"), ("file", "is a file")):
         with pytest.raises(ExportError, match=message):
-            export_corpus(plan, tmp_path / name, text_form())
+            export_corpus(plan, tmp_path / name, build_text_form())
     assert (tmp_path / "notes" / "mine.txt").read_text() == "mine"
     (tmp_path / "empty").mkdir()
-    export_corpus(plan, tmp_path / "empty", text_form())
+    export_corpus(plan, tmp_path / "empty", build_text_form())
     (tmp_path / "empty" / "data" / "mine.parquet").write_text("mine")
     with pytest.raises(ExportError, match=r"data/mine\.parquet, which no export wrote"):
-        export_corpus(plan, tmp_path / "empty", text_form())
+        export_corpus(plan, tmp_path / "empty", build_text_form())
     (tmp_path / "empty" / "data" / "mine.parquet").unlink()
     with (tmp_path / "empty" / "README.md").open("a") as card:
         card.write("More about this data.\n")
     with pytest.raises(ExportError, match="was edited since"):
-        export_corpus(plan, tmp_path / "empty", text_form())
+        export_corpus(plan, tmp_path / "empty", build_text_form())
 
 
 def test_an_export_that_fails_leaves_the_folder_as_it_was(plan: Plan, tmp_path: Path) -> None:
-    export_corpus(plan, tmp_path / "data", text_form())
+    export_corpus(plan, tmp_path / "data", build_text_form())
     before = files(tmp_path / "data")
-    with pytest.raises(RuntimeError), replacing(tmp_path / "data") as fresh:
+    with pytest.raises(RuntimeError), open_replacement_folder(tmp_path / "data") as fresh:
         (fresh / "half").write_text("half")
         with pytest.raises(ExportError, match="being written by another export"):
-            export_corpus(plan, tmp_path / "data", text_form())
+            export_corpus(plan, tmp_path / "data", build_text_form())
         raise RuntimeError
     assert files(tmp_path / "data") == before
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
     (tmp_path / ".data.partial" / "data").mkdir(parents=True)  # a killed export
-    export_corpus(plan, tmp_path / "data", text_form())
+    export_corpus(plan, tmp_path / "data", build_text_form())
     assert files(tmp_path / "data") == before
 
 
 def test_another_form_or_a_lost_file_is_out_of_date(plan: Plan, tmp_path: Path) -> None:
-    assert find_corpus_reasons(plan, tmp_path / "data", text_form()) == ["never made"]
-    export_corpus(plan, tmp_path / "data", text_form())
-    assert find_corpus_reasons(plan, tmp_path / "data", text_form()) == []
-    assert find_corpus_reasons(plan, tmp_path / "data", preference_form({}))[0].startswith(
+    assert find_corpus_stale_reasons(plan, tmp_path / "data", build_text_form()) == ["never made"]
+    export_corpus(plan, tmp_path / "data", build_text_form())
+    assert find_corpus_stale_reasons(plan, tmp_path / "data", build_text_form()) == []
+    assert find_corpus_stale_reasons(plan, tmp_path / "data", build_preference_form({}))[0].startswith(
         "settings.form: text -> preference"
     )
     next((tmp_path / "data" / "data").glob("train*")).unlink()
-    assert "train-00000.parquet is missing" in find_corpus_reasons(plan, tmp_path / "data", text_form())[0]
+    assert "train-00000.parquet is missing" in find_corpus_stale_reasons(plan, tmp_path / "data", build_text_form())[0]
     (tmp_path / "data" / "export.json").write_text("{}")
-    assert "no record" in find_corpus_reasons(plan, tmp_path / "data", text_form())[0]
+    assert "no record" in find_corpus_stale_reasons(plan, tmp_path / "data", build_text_form())[0]
 
 
 def test_texts_and_calls_of_different_runs_are_refused(own_world: World) -> None:
-    plan = Plan.of(own_world.settings())
+    plan = Plan.from_settings(own_world.settings())
     database = plan.settings.paths.warehouse
     with pytest.raises(StorageError, match="run `toolformer-dag run`"), open_warehouse(database) as connection:
-        list(corpus_texts(connection, {"calculator": "Calculator"}))  # calls to a tool that is in no setting
+        list(iter_corpus_texts(connection, {"calculator": "Calculator"}))  # calls to a tool that is in no setting
     with duckdb.connect(str(database)) as written:
         written.execute("DELETE FROM filtered_calls WHERE tool = 'calculator'")
     with (
         pytest.raises(StorageError, match="has other calls than filtered_calls"),
         open_warehouse(database) as connection,
     ):
-        list(corpus_texts(connection, {"calculator": "Calculator", "sums": "Search"}))
+        list(iter_corpus_texts(connection, {"calculator": "Calculator", "sums": "Search"}))
 
 
 def test_load_dataset_gives_the_rows_of_the_last_export_in_whatever_folder_of_a_name(
@@ -211,27 +211,27 @@ def test_load_dataset_gives_the_rows_of_the_last_export_in_whatever_folder_of_a_
     folder = tmp_path / "data"
     other = tmp_path / "another project" / "data"
     other.parent.mkdir()
-    export_corpus(plan, folder, text_form())
+    export_corpus(plan, folder, build_text_form())
     first = load_dataset(str(folder))["train"]["plain"][:]
-    with duckdb.connect(str(own_world.settings().warehouse)) as warehouse:
+    with duckdb.connect(str(own_world.settings().warehouse_file)) as warehouse:
         warehouse.execute("UPDATE augmented_corpus SET text_with_calls = text, calls = 0")
         warehouse.execute("UPDATE augmented_corpus SET text = upper(text), text_with_calls = upper(text)")
-    changed = Plan.of(own_world.settings())
+    changed = Plan.from_settings(own_world.settings())
     for written in (other, folder):
-        export_corpus(changed, written, text_form())
+        export_corpus(changed, written, build_text_form())
         assert load_dataset(str(written))["train"]["plain"][:] == [text.upper() for text in first]
-    assert verify_folder(folder).damaged == ()
+    assert verify_folder(folder).damaged_files == ()
 
 
 @pytest.mark.long
 def test_a_corpus_without_texts_is_refused_and_the_asset_says_so(own_world: World, tmp_path: Path) -> None:
     own_world.run("tools.calculator.tau_f=99", "tools.sums.tau_f=99")
-    plan = Plan.of(own_world.settings("tools.calculator.tau_f=99", "tools.sums.tau_f=99"))
-    for form in (text_form(), preference_form({"calculator": 0.0, "sums": 0.0})):
+    plan = Plan.from_settings(own_world.settings("tools.calculator.tau_f=99", "tools.sums.tau_f=99"))
+    for form in (build_text_form(), build_preference_form({"calculator": 0.0, "sums": 0.0})):
         with pytest.raises(UserError, match="lower tau_f or add shards"):
             export_corpus(plan, tmp_path / "data", form)
-    exported = read_exported(own_world.folder / "lake" / "dataset")
-    assert exported is not None and exported.rows == {}
+    exported = read_export_record(own_world.folder / "lake" / "dataset")
+    assert exported is not None and exported.row_counts == {}
     assert "warehouse/dataset" not in own_world.stale("tools.calculator.tau_f=99", "tools.sums.tau_f=99")
 
 
@@ -240,10 +240,10 @@ def test_the_asset_follows_the_warehouse_and_skips_itself(own_world: World) -> N
     before = files(dataset)
     assert load_dataset(str(dataset))["train"].num_rows > 0
     assert by_machine(own_world.stale("export.license=odc-by")) == ["warehouse/dataset"]
-    assert own_world.run("export.license=odc-by").ran == ["warehouse/dataset"]
+    assert own_world.run("export.license=odc-by").made_assets == ["warehouse/dataset"]
     assert header_of(dataset)["license"] == "odc-by"
-    assert own_world.run().ran == ["warehouse/dataset"] and files(dataset) == before
-    assert own_world.run().ran == []
+    assert own_world.run().made_assets == ["warehouse/dataset"] and files(dataset) == before
+    assert own_world.run().made_assets == []
     (dataset / "README.md").write_text("damaged")
     assert "README.md is missing, or its content is not what was written" in own_world.reasons()["warehouse/dataset"][0]
-    assert own_world.run().ran == ["warehouse/dataset"] and files(dataset) == before
+    assert own_world.run().made_assets == ["warehouse/dataset"] and files(dataset) == before

@@ -15,17 +15,30 @@ from tests.tiny_models import tokenizer_of
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.corpus_export import export_corpus
 from toolformer_dag.exports.export_forms import (
+    build_masked_form,
+    build_preference_form,
+    build_text_form,
     find_result_spans,
-    masked_form,
-    preference_form,
-    text_form,
 )
-from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form, conversation, functions_form
+from toolformer_dag.exports.structured_forms import (
+    USER_INSTRUCTION,
+    build_chat_form,
+    build_functions_form,
+    iter_conversation_messages,
+)
 from toolformer_dag.lake.warehouse import open_warehouse
-from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall, corpus_texts
+from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall, iter_corpus_texts
 from toolformer_dag.model.encoding import Encoding
-from toolformer_dag.texts.calls import Call, PlacedCall, clean_result, holds_call, placed_calls, splice, take_out
-from toolformer_dag.training.sequences import IGNORED, examples
+from toolformer_dag.texts.calls import (
+    Call,
+    PlacedCall,
+    clean_result,
+    has_call_to_tools,
+    parse_placed_calls,
+    remove_calls,
+    splice,
+)
+from toolformer_dag.training.sequences import IGNORED_LABEL, build_examples
 
 NAMES = ["Calculator", "QA"]
 PIECES = [" [", "]", "QA(", "->", " ", "\n", "é", "e\u0301", "😀", "\u202e", "東", "x", "\x00", "1", " 12", "ﬁ"]
@@ -47,7 +60,7 @@ def text_of(plain: str, calls: Sequence[ScoredCall], rivals: Sequence[ScoredCall
 def hostile_texts(draw: st.DrawFn) -> CorpusText:
     """A text that no tool refuses, with up to four calls, with whatever a result may hold."""
     plain = draw(TEXTS)
-    assume(not holds_call(plain, NAMES) and plain)
+    assume(not has_call_to_tools(plain, NAMES) and plain)
     offsets = draw(st.lists(st.integers(0, len(plain) - 1), max_size=4, unique=True))
     calls = [scored(at, draw(st.sampled_from(NAMES)), draw(VALUES), draw(VALUES)) for at in sorted(offsets)]
     return text_of(plain, calls)
@@ -55,15 +68,17 @@ def hostile_texts(draw: st.DrawFn) -> CorpusText:
 
 @given(hostile_texts())
 def test_no_form_loses_a_character(text: CorpusText) -> None:
-    [row] = text_form().rows(text)
-    assert take_out(row["text"], NAMES) == row["plain"] == text.plain
-    assert [call.offset for call in placed_calls(row["text"], NAMES)] == [call["offset"] for call in row["calls"]]
+    [row] = build_text_form().iter_rows(text)
+    assert remove_calls(row["text"], NAMES) == row["plain"] == text.text_without_calls
+    assert [call.offset for call in parse_placed_calls(row["text"], NAMES)] == [call["offset"] for call in row["calls"]]
     for begin, end in find_result_spans(text):
-        assert text.text[end] == "]" and text.text[begin - 4 : begin] == ") -> "[1:]
-    assert [text.text[begin:end] for begin, end in find_result_spans(text)] == [call.result for call in text.calls]
-    messages = list(conversation(text))
+        assert text.text_with_calls[end] == "]" and text.text_with_calls[begin - 4 : begin] == ") -> "[1:]
+    assert [text.text_with_calls[begin:end] for begin, end in find_result_spans(text)] == [
+        call.result for call in text.calls
+    ]
+    messages = list(iter_conversation_messages(text))
     spoken = [message["content"] for message in messages if message["role"] != "tool"]
-    assert "".join(spoken) == INSTRUCTION + text.plain
+    assert "".join(spoken) == USER_INSTRUCTION + text.text_without_calls
     asked = [one["function"]["arguments"] for message in messages for one in message.get("tool_calls", ())]
     assert asked == [{"input": call.input} for call in text.calls]
     assert [message["content"] for message in messages if message["role"] == "tool"] == [c.result for c in text.calls]
@@ -81,18 +96,20 @@ ENCODINGS = [
 def test_masked_tokens_are_those_of_the_text_and_labels_leave_out_results_alone(
     text: CorpusText, encoding: Encoding, length: int
 ) -> None:
-    rows = list(masked_form(encoding, "tiny", sequence_length=length).rows(text))
-    [tokens] = encoding.with_calls([text.text])
+    rows = list(build_masked_form(encoding, "tiny", sequence_length=length).iter_rows(text))
+    [tokens] = encoding.encode_texts_with_calls([text.text_with_calls])
     ids = rows[0]["input_ids"] + [token for row in rows[1:] for token in row["input_ids"][1:]]
     labels = rows[0]["labels"] + [label for row in rows[1:] for label in row["labels"][1:]]
-    assert ids == [*encoding.bos, *tokens.ids, encoding.tokenizer.eos_token_id]
-    assert all(label in (token, IGNORED) for token, label in zip(ids, labels, strict=True))
+    assert ids == [*encoding.bos_ids, *tokens.token_ids, encoding.tokenizer.eos_token_id]
+    assert all(label in (token, IGNORED_LABEL) for token, label in zip(ids, labels, strict=True))
     assert all(len(row["input_ids"]) == len(row["labels"]) == sum(row["attention_mask"]) <= length for row in rows)
     starts = tokens.offsets.tolist()
-    ends = [max(end, start + 1) for start, end in zip(starts, [*starts[1:], len(text.text)], strict=True)]
+    ends = [max(end, start + 1) for start, end in zip(starts, [*starts[1:], len(text.text_with_calls)], strict=True)]
     held = {place for begin, end in find_result_spans(text) for place in range(begin, end)}
-    for start, end, label in zip(starts, ends, labels[len(encoding.bos) :], strict=False):
-        assert (label == IGNORED) == bool(held & set(range(start, end)))  # character by character: the obvious way
+    for start, end, label in zip(starts, ends, labels[len(encoding.bos_ids) :], strict=False):
+        assert (label == IGNORED_LABEL) == bool(
+            held & set(range(start, end))
+        )  # character by character: the obvious way
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -100,14 +117,16 @@ def test_the_paper_s_example_masked_as_finetuning_cuts_it(encoding: Encoding) ->
     text = text_of(
         "there were 42 apples, so.", [scored(10, "Calculator", "17 + 25", "42"), scored(21, "QA", "so?", "7")]
     )
-    [row] = masked_form(encoding, "tiny", sequence_length=1024).rows(text)
-    [[trained]] = examples(encoding, [text.text], 1024).sequences
+    [row] = build_masked_form(encoding, "tiny", sequence_length=1024).iter_rows(text)
+    [[trained]] = build_examples(encoding, [text.text_with_calls], 1024).sequences
     assert row["input_ids"] == trained
-    begins = [at for at in range(len(trained)) if trained[at : at + len(encoding.start)] == encoding.start]
+    begins = [
+        at for at in range(len(trained)) if trained[at : at + len(encoding.call_start_ids)] == encoding.call_start_ids
+    ]
     assert len(begins) == 2
     assert row["labels"][-1] == trained[-1] == encoding.tokenizer.eos_token_id
-    pairs = zip(trained[len(encoding.bos) :], row["labels"][len(encoding.bos) :], strict=True)
-    kept = [token for token, label in pairs if label != IGNORED]
+    pairs = zip(trained[len(encoding.bos_ids) :], row["labels"][len(encoding.bos_ids) :], strict=True)
+    kept = [token for token, label in pairs if label != IGNORED_LABEL]
     read = encoding.tokenizer.decode(kept[:-1])
     assert "".join(read.split()) == "therewere[Calculator(17+25)->]42apples,[QA(so?)->]so."
     if encoding is ENCODINGS[0]:  # the space before a result is a token of its own
@@ -125,7 +144,7 @@ def test_pairs_are_a_kept_call_against_a_rejected_one_and_no_call_against_one_th
         scored(9, "QA", "i?", "j", delta=-1.0, loss_empty=4.0, loss_call=0.5, loss_result=1.5),  # better than no call
     ]
     text = text_of("He is in the house.", [kept], rivals)
-    found = list(preference_form({"qa": 0.5, "calculator": 0.5}).rows(text))
+    found = list(build_preference_form({"qa": 0.5, "calculator": 0.5}).iter_rows(text))
     assert [(row["kind"], row["margin"]) for row in found] == [("rejected_call", pytest.approx(1.2)), ("no_call", 2.0)]
     assert found[0]["prompt"] == "He is" and found[1]["prompt"] == "He is i"
     assert (
@@ -135,11 +154,13 @@ def test_pairs_are_a_kept_call_against_a_rejected_one_and_no_call_against_one_th
     assert found[1]["chosen_call"] is None and found[0]["chosen_call"]["delta"] == 1.0
     same = text_of("He is in the house.", [kept], [scored(5, "QA", "a?", "b", delta=0.2)])
     above = text_of("He is in the house.", [kept], [scored(5, "QA", "c?", "d", delta=0.9)])
-    assert not list(preference_form({"qa": 0.5}).rows(same)) + list(preference_form({"qa": 0.5}).rows(above))
+    assert not list(build_preference_form({"qa": 0.5}).iter_rows(same)) + list(
+        build_preference_form({"qa": 0.5}).iter_rows(above)
+    )
 
 
 def test_exported_pairs_are_those_that_sql_finds(exported_world: World, plan: Plan, tmp_path: Path) -> None:
-    export_corpus(plan, tmp_path / "pairs", preference_form({lane.key: lane.tau_f for lane in plan.lanes}))
+    export_corpus(plan, tmp_path / "pairs", build_preference_form({lane.key: lane.tau_f for lane in plan.lanes}))
     rows = [row for split in load_dataset(str(tmp_path / "pairs")).values() for row in split]
     key = ("tool", "shard", "segment", "position", "sample")
     for kind in ("rejected_call", "no_call"):
@@ -163,14 +184,14 @@ def test_exported_pairs_are_those_that_sql_finds(exported_world: World, plan: Pl
 
 
 def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
-    made = export_corpus(plan, tmp_path / "chat", chat_form(plan.lanes, ENCODINGS[0]))
+    made = export_corpus(plan, tmp_path / "chat", build_chat_form(plan.lanes, ENCODINGS[0]))
     assert "not filtered in this form" in (tmp_path / "chat" / "README.md").read_text("utf-8")
     names = {"calculator": "Calculator", "sums": "Search"}
-    with open_warehouse(plan.settings.warehouse) as connection:
-        texts = {(text.digest, text.segment): text for text in corpus_texts(connection, names)}
+    with open_warehouse(plan.settings.warehouse_file) as connection:
+        texts = {(text.digest, text.segment): text for text in iter_corpus_texts(connection, names)}
     longest = 0
     for row in (row for split in load_dataset(str(tmp_path / "chat")).values() for row in split):
-        messages = list(conversation(texts[row["digest"], row["segment"]]))
+        messages = list(iter_conversation_messages(texts[row["digest"], row["segment"]]))
         assert row["messages"] == messages
         assert [tool["function"]["name"] for tool in row["tools"]] == ["Calculator", "Search"]
         described = [tool["function"]["description"] for tool in row["tools"]]
@@ -183,10 +204,10 @@ def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_functions_have_a_row_per_call_with_the_tools_beside(plan: Plan, tmp_path: Path) -> None:
-    export_corpus(plan, tmp_path / "functions", functions_form(plan.lanes))
+    export_corpus(plan, tmp_path / "functions", build_functions_form(plan.lanes))
     rows = [row for split in load_dataset(str(tmp_path / "functions")).values() for row in split]
-    with open_warehouse(plan.settings.warehouse) as connection:
-        calls = sum(len(text.calls) for text in corpus_texts(connection, plan.lane_names))
+    with open_warehouse(plan.settings.warehouse_file) as connection:
+        calls = sum(len(text.calls) for text in iter_corpus_texts(connection, plan.tool_name_by_lane_key))
     assert len(rows) == calls > 0
     for row in rows:
         [call] = row["calls"]
@@ -200,6 +221,6 @@ def test_named_arguments_are_objects_in_a_conversation() -> None:
     schema = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
     call = scored(3, "Weather", 'city="a] -> b", days=2', "sunny")
     text = CorpusText("d", 0, "one", None, "train", "", "It is so.", (call, scored(6, "QA", "x=?", "y")))
-    messages = list(conversation(text, {"Weather": schema}))
+    messages = list(iter_conversation_messages(text, {"Weather": schema}))
     asked = [one["function"]["arguments"] for message in messages for one in message.get("tool_calls", ())]
     assert asked == [{"city": "a] -> b", "days": 2}, {"input": "x=?"}]

@@ -20,12 +20,12 @@ from tests.runs.conftest import World
 from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.corpus_export import export_corpus
-from toolformer_dag.exports.export_forms import ExportForm, masked_form
-from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form
+from toolformer_dag.exports.export_forms import ExportForm, build_masked_form
+from toolformer_dag.exports.structured_forms import USER_INSTRUCTION, build_chat_form
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.training.sequences import IGNORED
+from toolformer_dag.training.sequences import IGNORED_LABEL
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "export.md"
 FENCED_PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -64,8 +64,8 @@ def changed(model: LanguageModel, before: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("name", ["masked", "chat"])
 def test_sft_takes_a_step(name: str, plan: Plan, loaded: LanguageModel, tmp_path: Path) -> None:
     forms = {
-        "masked": masked_form(loaded.encoding, "tiny", sequence_length=128),
-        "chat": chat_form(plan.lanes, loaded.encoding),
+        "masked": build_masked_form(loaded.encoding, "tiny", sequence_length=128),
+        "chat": build_chat_form(plan.lanes, loaded.encoding),
     }
     rows = rows_of(plan, tmp_path / "data", forms[name])
     loaded.tokenizer.chat_template = TEMPLATE
@@ -74,7 +74,7 @@ def test_sft_takes_a_step(name: str, plan: Plan, loaded: LanguageModel, tmp_path
     trainer = SFTTrainer(loaded.model, arguments, train_dataset=rows, processing_class=loaded.tokenizer)
     batch = next(iter(trainer.get_train_dataloader()))
     if name == "masked":
-        assert (batch["labels"] == IGNORED).any(), "results are predicted"
+        assert (batch["labels"] == IGNORED_LABEL).any(), "results are predicted"
         for ours, theirs in zip(rows, trainer.train_dataset, strict=True):
             assert (theirs["input_ids"], theirs["labels"]) == (ours["input_ids"], ours["labels"])
     if name == "chat":
@@ -101,8 +101,8 @@ def test_calls_and_words_of_the_assistant_alone_are_learned_token_by_token(famil
     for batch in trainer.get_train_dataloader():
         for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
             pairs = [(int(token), int(label)) for token, label, kept in zip(ids, labels, mask, strict=True) if kept]
-            assert all(label in (token, IGNORED) for token, label in pairs)
-            runs = [list(run) for learned, run in groupby(pairs, lambda pair: pair[1] != IGNORED) if learned]
+            assert all(label in (token, IGNORED_LABEL) for token, label in pairs)
+            runs = [list(run) for learned, run in groupby(pairs, lambda pair: pair[1] != IGNORED_LABEL) if learned]
             text = tokenizer.decode([token for token, _ in pairs])
             seen[text] = [tokenizer.decode([token for token, _ in run]) for run in runs]
     assert len(seen) == rows.num_rows
@@ -212,7 +212,7 @@ def test_names_arguments_results_and_schemas_stand_where_the_family_reads_them(
         assert [tool["function"]["name"] for tool in tools] == ["Book", "People", "Difference"]
         assert [tool["function"]["parameters"] for tool in tools] == list(SCHEMAS.values())
         last = row["messages"][-1]["content"]
-        assert INSTRUCTION in text and text.index(INSTRUCTION) < text.index(last)
+        assert USER_INSTRUCTION in text and text.index(USER_INSTRUCTION) < text.index(last)
         assert "None" not in text and "undefined" not in text
 
 
@@ -222,7 +222,7 @@ def test_what_is_said_before_a_call_is_in_the_message_that_calls(
     """Of the three families Qwen's alone renders it."""
     [row] = (row for row in rows if row["digest"] == "two places")
     said = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
-    whole = row["messages"][0]["content"].removeprefix(INSTRUCTION) + "".join(said)
+    whole = row["messages"][0]["content"].removeprefix(USER_INSTRUCTION) + "".join(said)
     assert whole == "This is the text two places, and then it goes on, to its end."
     shown = {family: said[1] in rendered(family, row, tokenizer) for family in FAMILIES}
     assert said[1] and shown == {"llama3": False, "qwen": True, "mistral": False}

@@ -11,11 +11,11 @@ from toolformer_dag.lake.table import Lake
 
 SCHEMA = {"key": pl.Int64, "text": pl.String}
 lake = Lake(sys.argv[1])
-store = lake.rows("r", {"model": "m"}, ("key",), SCHEMA)
+store = lake.open_row_store("r", {"model": "m"}, ("key",), SCHEMA)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 noise = random.Random(0).randbytes(50_000).hex()  # does not compress to a file that fits
 large = pl.DataFrame({"key": [2], "text": [noise]}, schema=SCHEMA)
-for write in (lambda: store.append(large), lambda: lake.table("t").publish("s", [large], dict)):
+for write in (lambda: store.append_rows(large), lambda: lake.get_table("t").publish("s", [large], dict)):
     try:
         write()
     except WriteError as error:

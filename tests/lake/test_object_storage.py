@@ -19,18 +19,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.object_store import S3, s3, s3_running
-from toolformer_dag.assets.running import note_cost, step
-from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
-from toolformer_dag.files import StorageError, file_name
+from toolformer_dag.assets.running import record_cost, track_step
+from toolformer_dag.computing.spending import COSTS_TABLE, StepCost, add_cost
+from toolformer_dag.files import StorageError, encode_file_name
 from toolformer_dag.lake import object_storage
-from toolformer_dag.lake.cleaning import clean
+from toolformer_dag.lake.cleaning import clean_lake
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.object_storage import ObjectStorage, ObjectStoreError
 from toolformer_dag.lake.row_store import MERGE_AT, RowStore
-from toolformer_dag.lake.session import session
-from toolformer_dag.lake.storage import NO_FILE, Overtaken, Version
+from toolformer_dag.lake.session import enter_session
+from toolformer_dag.lake.storage import NO_FILE_VERSION, Version, WriteConflict
 from toolformer_dag.lake.table import DamagedPart, Lake, LostRace, MissingPart
-from toolformer_dag.lake.verification import checked_files
+from toolformer_dag.lake.verification import iter_checked_files
 
 __all__ = ["s3", "s3_running"]  # fixtures
 
@@ -49,7 +49,7 @@ def machine(s3: S3, tmp_path: Path) -> Callable[[str], Lake]:
 
 
 def rows_of(lake: Lake) -> RowStore:
-    return lake.rows("calculator/samples", {"model": "m"}, ("key",), {"key": pl.Int64(), "value": pl.Int64()})
+    return lake.open_row_store("calculator/samples", {"model": "m"}, ("key",), {"key": pl.Int64(), "value": pl.Int64()})
 
 
 def chunk(*keys: int) -> pl.DataFrame:
@@ -57,20 +57,20 @@ def chunk(*keys: int) -> pl.DataFrame:
 
 
 def test_a_published_part_is_read_on_another_machine(machine):
-    one = machine("one").table(NAME)
-    other = machine("other").table(NAME)
-    assert other.parts() == [] and not other.has("x") and other.version() is None
+    one = machine("one").get_table(NAME)
+    other = machine("other").get_table(NAME)
+    assert other.list_part_names() == [] and not other.has_part("x") and other.find_version() is None
     with pytest.raises(MissingPart):
-        other.read("x")
+        other.read_part("x")
     published = one.publish("x", [ROWS, OTHERS], lambda: {"settings": {"k": 3}})
-    assert other.parts() == ["x"] and other.has("x")
-    assert other.read("x").equals(pl.concat([ROWS, OTHERS]))
-    assert other.checked("x") == published and other.record("x") == {"settings": {"k": 3}}
-    assert pl.read_parquet(other.files("x")).equals(other.scan().collect())
+    assert other.list_part_names() == ["x"] and other.has_part("x")
+    assert other.read_part("x").equals(pl.concat([ROWS, OTHERS]))
+    assert other.read_checked_pointer("x") == published and other.read_record("x") == {"settings": {"k": 3}}
+    assert pl.read_parquet(other.list_part_files("x")).equals(other.scan_parts().collect())
     one.publish("x", [OTHERS], dict)
-    assert other.read("x").equals(OTHERS), "a pointer that was read before is not remembered"
-    one.remove("x")
-    assert not other.has("x") and other.parts() == []
+    assert other.read_part("x").equals(OTHERS), "a pointer that was read before is not remembered"
+    one.withdraw_part("x")
+    assert not other.has_part("x") and other.list_part_names() == []
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20), max_size=3))
@@ -79,33 +79,33 @@ def test_any_name_of_a_part_is_a_key(s3_running, tmp_path_factory, names):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_running.variables.items():
             patch.setenv(name, value)
-        table = Lake.at(s3_running.new_place(), tmp_path_factory.mktemp("copies")).table(NAME)
+        table = Lake.at(s3_running.new_place(), tmp_path_factory.mktemp("copies")).get_table(NAME)
         for name in names:
             table.publish(name, [ROWS], dict)
-        assert table.parts() == sorted(set(names))
-        assert all(table.read(name).equals(ROWS) for name in names)
+        assert table.list_part_names() == sorted(set(names))
+        assert all(table.read_part(name).equals(ROWS) for name in names)
 
 
 def overtaking(winner: Lake, rows: pl.DataFrame, k: int) -> Iterator[pl.DataFrame]:
     """Frames of a part that another machine publishes before they end."""
     yield ROWS
-    winner.table(NAME).publish("x", [rows], lambda: {"settings": {"k": k}, "written": "12:03"})
+    winner.get_table(NAME).publish("x", [rows], lambda: {"settings": {"k": k}, "written": "12:03"})
 
 
 def test_of_two_writers_the_first_wins_and_the_other_is_told(machine):
     one = machine("one")
     other = machine("other")
     with pytest.raises(LostRace, match=r"another run published it at 12:03 with settings.k: 3 -> 5, while this one"):
-        one.table(NAME).publish("x", overtaking(other, ROWS, 5), lambda: {"settings": {"k": 3}})
-    assert one.table(NAME).record("x")["settings"] == {"k": 5}
-    assert clean(one, NOW, dry_run=True) == [], "the files of the one that lost are gone"
+        one.get_table(NAME).publish("x", overtaking(other, ROWS, 5), lambda: {"settings": {"k": 3}})
+    assert one.get_table(NAME).read_record("x")["settings"] == {"k": 5}
+    assert clean_lake(one, NOW, dry_run=True) == [], "the files of the one that lost are gone"
 
 
 def test_two_writers_of_the_same_rows_need_not_know_of_each_other(machine):
     one = machine("one")
     other = machine("other")
-    made = one.table(NAME).publish("x", overtaking(other, ROWS, 3), lambda: {"settings": {"k": 3}})
-    assert made == other.table(NAME).pointer("x") and one.table(NAME).read("x").equals(ROWS)
+    made = one.get_table(NAME).publish("x", overtaking(other, ROWS, 3), lambda: {"settings": {"k": 3}})
+    assert made == other.get_table(NAME).read_pointer("x") and one.get_table(NAME).read_part("x").equals(ROWS)
 
 
 def test_a_claim_on_the_lake_is_held_by_one_machine_and_expires_with_it(machine, monkeypatch):
@@ -113,11 +113,11 @@ def test_a_claim_on_the_lake_is_held_by_one_machine_and_expires_with_it(machine,
     one = machine("one").storage
     other = machine("other").storage
     waited = list[str]()
-    claim = one.root / object_storage.CLAIMS / file_name("gpu")
-    with one.claimed("gpu", waited.append):
-        with other.claimed("tools/calculator", waited.append):
+    claim = one.root / object_storage.CLAIMS_FOLDER / encode_file_name("gpu")
+    with one.hold_claim("gpu", waited.append):
+        with other.hold_claim("tools/calculator", waited.append):
             pass
-        taking = threading.Thread(target=lambda: other.claimed("gpu", waited.append).__enter__())
+        taking = threading.Thread(target=lambda: other.hold_claim("gpu", waited.append).__enter__())
         taking.start()
         while taking.is_alive() and not waited:
             time.sleep(0.01)
@@ -130,9 +130,9 @@ def test_a_claim_on_the_lake_is_held_by_one_machine_and_expires_with_it(machine,
     taking.join()
     monkeypatch.setattr(object_storage, "LEASE_SECONDS", 0.6)
     monkeypatch.setattr(ObjectStorage, "_renew", lambda *_: None)  # as of a machine that was lost
-    with one.claimed("lake", waited.append):
+    with one.hold_claim("lake", waited.append):
         pass
-    with other.claimed("lake", waited.append):
+    with other.hold_claim("lake", waited.append):
         assert len(waited) == 2
 
 
@@ -148,7 +148,7 @@ def test_writers_of_one_table_of_costs_keep_the_rows_of_each(machine):
         thread.start()
     for thread in threads:
         thread.join()
-    runs = lakes[0].table(COSTS).read("calculator/loss_deltas")["run"].to_list()
+    runs = lakes[0].get_table(COSTS_TABLE).read_part("calculator/loss_deltas")["run"].to_list()
     assert sorted(runs) == sorted(f"{name} {number}" for name in ("one", "two", "three") for number in range(5))
 
 
@@ -169,7 +169,7 @@ def test_what_is_written_beside_is_there_when_the_process_has_ended(s3, machine,
     lake = machine("one")
     done = subprocess.run([sys.executable, "-c", ENDING, lake.storage.url, str(tmp_path / "other"), str(status)])
     assert done.returncode == status
-    assert lake.table(COSTS).read("calculator/loss_deltas")["run"].to_list() == ["0", "1", "2"]
+    assert lake.get_table(COSTS_TABLE).read_part("calculator/loss_deltas")["run"].to_list() == ["0", "1", "2"]
 
 
 def test_a_cost_that_cannot_be_written_is_a_warning_of_the_run(machine, monkeypatch):
@@ -183,13 +183,13 @@ def test_a_cost_that_cannot_be_written_is_a_warning_of_the_run(machine, monkeypa
 
     @dg.asset
     def spending(context: dg.AssetExecutionContext) -> None:
-        with step(context, "spending"):
-            note_cost(context, lake, StepCost(1.0))
+        with track_step(context, "spending"):
+            record_cost(context, lake, StepCost(1.0))
 
     monkeypatch.setattr(ObjectStorage, "replace_manifest", replace)
     with dg.instance_for_test() as instance:
         run = dg.materialize([spending], instance=instance)
-        lake.storage.wait_for_writes()
+        lake.storage.wait_for_background_write()
         told = [one.user_message for one in instance.all_logs(run.run_id) if one.level == logging.WARNING]
     assert run.success
     assert told == [
@@ -201,13 +201,13 @@ def test_rows_that_one_machine_computed_are_found_and_merged_on_another(machine,
     one = rows_of(machine("one"))
     other = rows_of(machine("other"))
     for key in range(MERGE_AT - 1):
-        one.append(chunk(key, 1000 + key))
-    assert other.missing(chunk(3, 1001, 5000)[["key"]])["key"].to_list() == [5000]
-    other.append(chunk(5000))
+        one.append_rows(chunk(key, 1000 + key))
+    assert other.find_missing_keys(chunk(3, 1001, 5000)[["key"]])["key"].to_list() == [5000]
+    other.append_rows(chunk(5000))
     kinds = [name for name in s3.objects(machine("one")) if name.endswith(".parquet")]
     assert len(kinds) == 1, "the chunks of both became one run"
     asked = chunk(3, 1001, 5000)
-    assert one.stored(asked[["key"]]).sort("key").equals(asked.sort("key"))
+    assert one.read_stored_rows(asked[["key"]]).sort("key").equals(asked.sort("key"))
 
 
 def flip(path: Path) -> bytes:
@@ -220,18 +220,20 @@ def test_rows_of_a_batch_are_put_in_their_order_and_before_what_is_made_of_them(
     one = machine("one")
     other = machine("other")
     s3.requests.clear()
-    with one.batch():
+    with one.batch_publications():
         store = rows_of(one)
         for number in range(MERGE_AT + 1):
-            store.append(chunk(number))
-            assert store.missing(chunk(number, -1))["key"].to_list() == [-1], "found as soon as it was appended"
-        one.table(NAME).publish("x", [ROWS], dict)
+            store.append_rows(chunk(number))
+            assert store.find_missing_keys(chunk(number, -1))["key"].to_list() == [-1], (
+                "found as soon as it was appended"
+            )
+        one.get_table(NAME).publish("x", [ROWS], dict)
     put = [request.rpartition("/")[2] for request in s3.requests if request.startswith("PUT")]
     put.remove("identity.json")  # at any time before the manifest
     rows = put[:MERGE_AT]
     rest = put[MERGE_AT:]
     assert rows == sorted(rows) and len(rest) == 4 and rest[-1] == "loss_deltas.jsonl", rest
-    assert rows_of(other).missing(chunk(*range(MERGE_AT + 1))).is_empty()
+    assert rows_of(other).find_missing_keys(chunk(*range(MERGE_AT + 1))).is_empty()
 
 
 def test_a_manifest_names_nothing_that_is_made_of_rows_that_were_not_put(machine, monkeypatch):
@@ -245,12 +247,12 @@ def test_a_manifest_names_nothing_that_is_made_of_rows_that_were_not_put(machine
         mark(storage, path, content)
 
     monkeypatch.setattr(ObjectStorage, "mark", away)
-    with pytest.raises(ObjectStoreError, match="away"), one.batch():
-        store.append(chunk(1))
+    with pytest.raises(ObjectStoreError, match="away"), one.batch_publications():
+        store.append_rows(chunk(1))
         one.table(NAME).publish("x", [ROWS], dict)
-    assert machine("other").table(NAME).parts() == []
-    with session():
-        assert store.missing(chunk(1)).height == 1
+    assert machine("other").get_table(NAME).list_part_names() == []
+    with enter_session():
+        assert store.find_missing_keys(chunk(1)).height == 1
 
 
 @pytest.mark.long
@@ -259,7 +261,7 @@ def test_a_store_that_is_away_ends_nothing_once_it_was_reached_and_a_first_look_
     other = machine("other")
     one.table(NAME).publish("x", [ROWS], dict)
     one.require_access()
-    for act in (lambda: one.storage.read(one.table(NAME).path), lambda: rows_of(one).append(chunk(1))):
+    for act in (lambda: one.storage.read(one.table(NAME).path), lambda: rows_of(one).append_rows(chunk(1))):
         s3.away = 7
         act()
         assert s3.away == 0
@@ -271,59 +273,59 @@ def test_a_store_that_is_away_ends_nothing_once_it_was_reached_and_a_first_look_
 
 def test_a_damaged_copy_is_fetched_again(machine):
     lake = machine("one")
-    lake.table(NAME).publish("x", [ROWS], dict)
-    rows_of(lake).append(chunk(1))
+    lake.get_table(NAME).publish("x", [ROWS], dict)
+    rows_of(lake).append_rows(chunk(1))
     for copy in lake.root.rglob("*.parquet"):
         copy.write_bytes(flip(copy))
-    assert lake.table(NAME).read("x").equals(ROWS)
-    assert rows_of(lake).stored(chunk(1)[["key"]]).equals(chunk(1))
+    assert lake.get_table(NAME).read_part("x").equals(ROWS)
+    assert rows_of(lake).read_stored_rows(chunk(1)[["key"]]).equals(chunk(1))
 
 
 def test_a_damaged_object_is_named_and_set_aside(machine, s3):
     lake = machine("one")
-    table = lake.table(NAME)
+    table = lake.get_table(NAME)
     table.publish("x", [ROWS], dict)
-    rows_of(lake).append(chunk(1))
+    rows_of(lake).append_rows(chunk(1))
     copies = list(lake.root.rglob("*.parquet"))
     for copy in copies:
         s3.overwrite(lake, copy, flip(copy))
-    assert {one.path for one in checked_files(lake) if one.reason} == set(copies)
-    assert all(lake.shown(copy).startswith("s3://bucket/lake-") for copy in copies)
+    assert {one.path for one in iter_checked_files(lake) if one.reason} == set(copies)
+    assert all(lake.format_location(copy).startswith("s3://bucket/lake-") for copy in copies)
     with pytest.raises(DamagedPart, match="its content is not what was written"):
-        table.read("x")
+        table.read_part("x")
     with pytest.raises(MissingPart):
-        table.read("x")
-    assert table.parts() == []
+        table.read_part("x")
+    assert table.list_part_names() == []
     store = rows_of(lake)
-    assert store.missing(chunk(1)[["key"]])["key"].to_list() == [1]
-    assert re.search(r"^s3://bucket/\S+ is damaged: .*; set aside", store.damaged[0])
+    assert store.find_missing_keys(chunk(1)[["key"]])["key"].to_list() == [1]
+    assert re.search(r"^s3://bucket/\S+ is damaged: .*; set aside", store.damage_notes[0])
     table.publish("x", [ROWS], dict)
-    assert machine("other").table(NAME).read("x").equals(ROWS)
-    gone = {file.reason for file in clean(lake, NOW, dry_run=False)}
+    assert machine("other").get_table(NAME).read_part("x").equals(ROWS)
+    gone = {file.reason for file in clean_lake(lake, NOW, dry_run=False)}
     assert gone >= {"damaged"} and not [name for name in s3.objects(lake) if name.endswith(".damaged")]
 
 
 def test_a_lost_object_is_missed_and_named(machine, s3):
-    one = machine("one").table(NAME)
-    other = machine("other").table(NAME)
+    one = machine("one").get_table(NAME)
+    other = machine("other").get_table(NAME)
     made = one.publish("x", [ROWS], dict)
     one.storage.remove(one.folder / "files" / "x" / made.files[0].name)
-    assert other.find_whole_pointer("x") is None
+    assert other.find_checked_pointer("x") is None
     with pytest.raises(DamagedPart, match="is gone from the object store"):
-        other.read("x")
+        other.read_part("x")
 
 
 def test_clean_removes_what_was_replaced_after_its_time(machine, s3):
     lake = machine("one")
-    table = lake.table(NAME)
+    table = lake.get_table(NAME)
     old = table.publish("x", [ROWS], dict)
     table.publish("x", [OTHERS], dict)
-    table.remove("y")
-    assert clean(lake, timedelta(hours=1), dry_run=False) == []
-    [gone] = clean(lake, NOW, dry_run=False)
-    assert gone.path == table.storage.shown(table.folder / "files" / "x" / old.files[0].name)
+    table.withdraw_part("y")
+    assert clean_lake(lake, timedelta(hours=1), dry_run=False) == []
+    [gone] = clean_lake(lake, NOW, dry_run=False)
+    assert gone.path == table.storage.format_location(table.folder / "files" / "x" / old.files[0].name)
     assert gone.reason == "replaced"
-    assert machine("other").table(NAME).read("x").equals(OTHERS)
+    assert machine("other").get_table(NAME).read_part("x").equals(OTHERS)
 
 
 def output(lake: Lake, folder: Path) -> LocalOutput:
@@ -338,20 +340,20 @@ def test_files_of_a_machine_are_sent_once_and_received_elsewhere(machine, s3, tm
     (here / "more" / "b").write_bytes(b"2")
     one = output(machine("one"), here)
     other = output(machine("other"), there)
-    other.receive()
+    other.receive_files()
     assert not there.exists() and one.has_unsent_files()
     one.send()
     assert not one.has_unsent_files()
-    other.receive()
+    other.receive_files()
     assert (there / "more" / "b").read_bytes() == b"2" and not other.has_unsent_files()
     (there / "a").write_bytes(b"3")
-    other.receive()
+    other.receive_files()
     assert (there / "a").read_bytes() == b"3" and other.has_unsent_files(), "what was not sent yet stays"
     (there / "more" / "b").unlink()
     other.send()
-    one.receive()
+    one.receive_files()
     assert (here / "a").read_bytes() == b"3" and not (here / "more" / "b").exists()
-    gone = {Path(file.path).name for file in clean(machine("one"), NOW, dry_run=False)}
+    gone = {Path(file.path).name for file in clean_lake(machine("one"), NOW, dry_run=False)}
     assert len(gone) == 2 and len(s3.objects(machine("one"))) == 2
 
 
@@ -363,12 +365,12 @@ def test_new_files_under_fewer_names_stay_until_they_are_sent_and_a_lost_one_com
     one = output(machine("one"), here)
     one.send()
     (here / "a").unlink()
-    one.receive()
+    one.receive_files()
     assert (here / "a").read_bytes() == b"a"
     for name in "abc":
         (here / name).unlink()
     (here / "whole").write_bytes(b"trained anew")
-    one.receive()
+    one.receive_files()
     assert {path.name: path.read_bytes() for path in here.iterdir()} == {
         "whole": b"trained anew"
     } and one.has_unsent_files()
@@ -380,7 +382,7 @@ def test_what_a_manifest_replaced_stays_for_the_grace(machine, s3, tmp_path):
     for content in (b"1", b"2"):
         (tmp_path / "here" / "a").write_bytes(content)
         one.send()
-    assert clean(machine("one"), timedelta(hours=1), dry_run=False) == [] and len(s3.objects(machine("one"))) == 3
+    assert clean_lake(machine("one"), timedelta(hours=1), dry_run=False) == [] and len(s3.objects(machine("one"))) == 3
 
 
 UPLOAD = """
@@ -412,10 +414,10 @@ def test_an_upload_that_is_killed_leaves_what_was_there(machine, s3, tmp_path):
         sending.kill()
     assert sending.returncode == -9, "it was killed while it sent"
     assert s3.objects(lake) == before
-    output(machine("other"), tmp_path / "there").receive()
+    output(machine("other"), tmp_path / "there").receive_files()
     assert (tmp_path / "there" / "weights").read_bytes() == b"old"
     output(lake, folder).send()
-    output(machine("other"), tmp_path / "there").receive()
+    output(machine("other"), tmp_path / "there").receive_files()
     assert (tmp_path / "there" / "weights").stat().st_size == 100 * 2**20
 
 
@@ -441,7 +443,7 @@ def test_errors_of_the_store_are_one_line_with_a_remedy(s3, tmp_path, monkeypatc
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     lake = Lake.at(place, tmp_path)
-    for attempt in (lake.require_access, lambda: lake.table(NAME).publish("x", [ROWS], dict)):
+    for attempt in (lake.require_access, lambda: lake.get_table(NAME).publish("x", [ROWS], dict)):
         with pytest.raises(ObjectStoreError, match=told) as error:
             attempt()
         assert "\n" not in str(error.value) and str(error.value).startswith("cannot ")
@@ -465,7 +467,7 @@ def test_a_wrong_key_is_refused(s3, tmp_path):
         with pytest.raises(ObjectStoreError, match=r"refuses access \(\w+\); correct the keys"):
             lake.require_access()
         with pytest.raises(ObjectStoreError, match="refuses access"):
-            lake.table(NAME).publish("x", [ROWS], dict)
+            lake.get_table(NAME).publish("x", [ROWS], dict)
     finally:
         httpx.post(f"{s3.address}/moto-api/reset-auth", content=b"inf")
 
@@ -476,21 +478,25 @@ def test_a_store_without_conditional_puts_is_refused_in_one_sentence(machine, mo
     put = ObjectStorage.replace
 
     def replace(storage: ObjectStorage, path: Path, content: bytes, before: Version) -> Version:
-        if before != NO_FILE and refuses:
-            raise Overtaken(str(path))
-        return put(storage, path, content, before if refuses else NO_FILE) if before == NO_FILE else before
+        if before != NO_FILE_VERSION and refuses:
+            raise WriteConflict(str(path))
+        return (
+            put(storage, path, content, before if refuses else NO_FILE_VERSION) if before == NO_FILE_VERSION else before
+        )
 
     monkeypatch.setattr(ObjectStorage, "replace", replace)
     with pytest.raises(ObjectStoreError, match=r"conditional puts \(If-Match\)") as told:
         lake.require_access()
-    assert "\n" not in str(told.value) and lake.storage.names(lake.root / ".none") == []
+    assert "\n" not in str(told.value) and lake.storage.list_file_names(lake.root / ".none") == []
 
 
 def test_a_revision_ends_where_the_store_never_replaces(machine, monkeypatch):
     lake = machine("one")
     add_cost(lake, "run", "calculator/loss_deltas", StepCost(1.0))
     monkeypatch.setattr("toolformer_dag.lake.manifest.PAUSES", (0.0,) * 3)
-    monkeypatch.setattr(ObjectStorage, "replace", lambda storage, path, *_: (_ for _ in ()).throw(Overtaken(str(path))))
+    monkeypatch.setattr(
+        ObjectStorage, "replace", lambda storage, path, *_: (_ for _ in ()).throw(WriteConflict(str(path)))
+    )
     with pytest.raises(StorageError, match="cannot be replaced: others do so all the time, or the store has no cond"):
         add_cost(lake, "run", "calculator/loss_deltas", StepCost(1.0))
 
@@ -498,28 +504,28 @@ def test_a_revision_ends_where_the_store_never_replaces(machine, monkeypatch):
 def test_of_a_batch_that_was_overtaken_the_other_parts_are_kept(machine):
     one = machine("one")
     other = machine("other")
-    with pytest.raises(LostRace, match=r"shard 'x': another run published it"), one.batch():
-        one.table(NAME).publish("w", [ROWS], dict)
-        one.table(NAME).publish("x", [ROWS], lambda: {"settings": {"k": 3}})
-        thread = threading.Thread(target=other.table(NAME).publish, args=("x", [OTHERS], dict))
+    with pytest.raises(LostRace, match=r"shard 'x': another run published it"), one.batch_publications():
+        one.get_table(NAME).publish("w", [ROWS], dict)
+        one.get_table(NAME).publish("x", [ROWS], lambda: {"settings": {"k": 3}})
+        thread = threading.Thread(target=other.get_table(NAME).publish, args=("x", [OTHERS], dict))
         thread.start()
         thread.join()
-    assert machine("third").table(NAME).parts() == ["w", "x"]
-    assert machine("third").table(NAME).read("x").equals(OTHERS)
+    assert machine("third").get_table(NAME).list_part_names() == ["w", "x"]
+    assert machine("third").get_table(NAME).read_part("x").equals(OTHERS)
 
 
 def test_what_is_read_of_many_parts_costs_few_requests(machine, s3):
     one = machine("one")
     other = machine("other")
-    with one.batch():
+    with one.batch_publications():
         for number in range(50):
-            one.table(NAME).publish(f"{number}", [ROWS], dict)
+            one.get_table(NAME).publish(f"{number}", [ROWS], dict)
     s3.requests.clear()
-    with session():
-        table = other.table(NAME)
-        assert all(table.part_version(part) for part in table.parts()) and table.version()
+    with enter_session():
+        table = other.get_table(NAME)
+        assert all(table.find_part_version(part) for part in table.list_part_names()) and table.find_version()
     assert len(s3.requests) == 3, "a listing of manifests, the manifest, a listing of files"
     s3.requests.clear()
-    with session():
-        assert len(other.table(NAME).pointers()) == 50
+    with enter_session():
+        assert len(other.get_table(NAME).read_pointers_by_part()) == 50
     assert len(s3.requests) == 1, "the manifest did not change"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.files import SEAL, ReadError, decode_file_name, file_name, seal_record, unseal_record
+from toolformer_dag.files import SEAL_FIELD, ReadError, decode_file_name, encode_file_name, seal_record, unseal_record
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.parquet import ContentHash
-from toolformer_dag.lake.session import session
+from toolformer_dag.lake.session import enter_session
 from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, Table
 
 SCHEMA = {"digest": pl.String, "position": pl.Int32, "delta": pl.Float64, "seconds": pl.Float64}
@@ -35,21 +35,21 @@ def publish(
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    return Lake(tmp_path).table("calculator/loss_deltas")
+    return Lake(tmp_path).get_table("calculator/loss_deltas")
 
 
 def test_a_part_reads_as_it_was_published(table: Table) -> None:
     rows = [frame(("a", 1, 0.5, 0.1)), frame(), frame(("b", 2, -0.5, 0.2), ("a", 3, 0.0, 0.0))]
     published = publish(table, "shard 0/0.json", rows, {"settings": {"k": 3}})
-    assert table.read("shard 0/0.json").equals(pl.concat(rows))
-    assert table.scan().collect().equals(pl.concat(rows))
-    assert (published.rows, table.parts()) == (3, ["shard 0/0.json"])
-    assert table.record("shard 0/0.json") == {"settings": {"k": 3}}
+    assert table.read_part("shard 0/0.json").equals(pl.concat(rows))
+    assert table.scan_parts().collect().equals(pl.concat(rows))
+    assert (published.row_count, table.list_part_names()) == (3, ["shard 0/0.json"])
+    assert table.read_record("shard 0/0.json") == {"settings": {"k": 3}}
 
 
 def test_an_empty_part_keeps_its_columns(table: Table) -> None:
     publish(table, "s", [frame()])
-    assert table.read("s").schema == pl.Schema(SCHEMA)
+    assert table.read_part("s").schema == pl.Schema(SCHEMA)
 
 
 def test_publishing_nothing_at_all_is_refused(table: Table) -> None:
@@ -64,9 +64,9 @@ def test_files_are_cut_by_size_and_the_data_version_does_not_notice(
     whole = publish(table, "s", rows)
     monkeypatch.setattr("toolformer_dag.lake.parquet.pieces", lambda frames: frames)
     in_twenty = publish(table, "s", rows)
-    assert len(table.files("s")) == 20
+    assert len(table.list_part_files("s")) == 20
     assert whole.data_version == in_twenty.data_version
-    assert pl.concat(table.batches("s")).equals(pl.concat(rows))
+    assert pl.concat(table.iter_frames("s")).equals(pl.concat(rows))
 
 
 def test_volatile_columns_do_not_count_and_all_others_do(table: Table) -> None:
@@ -139,31 +139,31 @@ def test_every_name_is_a_file_name(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         return
-    assert decode_file_name(file_name(name)) == name
-    assert "/" not in file_name(name) and not file_name(name).startswith(".")
+    assert decode_file_name(encode_file_name(name)) == name
+    assert "/" not in encode_file_name(name) and not encode_file_name(name).startswith(".")
 
 
 def test_letters_of_any_script_take_no_more_bytes_in_a_file_name() -> None:
-    assert file_name("ab_корпус-語料.01") == "ab_корпус-語料.01"
-    assert file_name("a/b\n%.") == "a%2Fb%0A%25."
+    assert encode_file_name("ab_корпус-語料.01") == "ab_корпус-語料.01"
+    assert encode_file_name("a/b\n%.") == "a%2Fb%0A%25."
 
 
 def test_a_lake_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "lake").touch()
     with pytest.raises(ReadError, match=r"cannot read .*lake.table-manifests.t\.jsonl: Not a directory"):
-        Lake(tmp_path / "lake").table("t").pointer("s")
+        Lake(tmp_path / "lake").get_table("t").read_pointer("s")
 
 
 def test_a_removed_part_is_missing_and_says_what_to_do(table: Table) -> None:
     publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
-    table.remove("s")
-    assert table.parts() == []
+    table.withdraw_part("s")
+    assert table.list_part_names() == []
     with pytest.raises(MissingPart, match=r"has no rows of shard 's'; run .toolformer-dag stale --run"):
-        table.read("s")
+        table.read_part("s")
 
 
 def file_of(table: Table) -> Path:
-    return Path(table.files("s")[0])
+    return Path(table.list_part_files("s")[0])
 
 
 def zeros(file: Path) -> None:
@@ -184,14 +184,19 @@ def test_a_damaged_file_is_reported_and_publishing_again_repairs(
     table: Table, damage: Callable[[Path], object], told: str
 ) -> None:
     rows = frame(("a", 1, 0.5, 0.1))
-    for use in (table.read, table.files, lambda p: list(table.batches(p)), lambda p: table.scan([p]).collect()):
+    for use in (
+        table.read_part,
+        table.list_part_files,
+        lambda p: list(table.iter_frames(p)),
+        lambda p: table.scan_parts([p]).collect(),
+    ):
         publish(table, "s", [rows])
         damage(file_of(table))
         with pytest.raises(DamagedPart, match=rf"shard 's': .*{told}.*stale --run"):
             use("s")
-        assert table.parts() == []
+        assert table.list_part_names() == []
     publish(table, "s", [rows])
-    assert table.read("s").equals(rows)
+    assert table.read_part("s").equals(rows)
 
 
 def test_a_file_whose_rows_stay_is_kept_and_one_with_a_flipped_byte_is_written_again(
@@ -206,21 +211,21 @@ def test_a_file_whose_rows_stay_is_kept_and_one_with_a_flipped_byte_is_written_a
     kept.write_bytes(bytes([content[0], content[1], content[2] ^ 1]) + content[3:])
     again, same = publish_all(table, first, third)
     assert again.name != kept.name and again.read_bytes() == content and same == new
-    assert table.read("s").equals(pl.concat([first, third]))
+    assert table.read_part("s").equals(pl.concat([first, third]))
 
 
 def publish_all(table: Table, *frames: pl.DataFrame) -> list[Path]:
     """Publish frames as files of one part; return the paths, whose content nobody has compared with its hash yet."""
-    return [table.file_path("s", file) for file in publish(table, "s", frames).files]
+    return [table.get_file_path("s", file) for file in publish(table, "s", frames).files]
 
 
 def spoil(table: Table, part: str, place: int = -9) -> None:
     """Flip a bit in the line of a part."""
-    lines = table.path.read_bytes().split(b"\n")
+    lines = table.manifest_path.read_bytes().split(b"\n")
     number = next(number for number, line in enumerate(lines) if f'"part": "{part}"'.encode() in line)
     changed = bytearray(lines[number])
     changed[place] ^= 1
-    table.path.write_bytes(b"\n".join([*lines[:number], bytes(changed), *lines[number + 1 :]]))
+    table.manifest_path.write_bytes(b"\n".join([*lines[:number], bytes(changed), *lines[number + 1 :]]))
 
 
 def test_a_line_that_cannot_be_read_is_reported_and_costs_one_part(table: Table) -> None:
@@ -229,10 +234,10 @@ def test_a_line_that_cannot_be_read_is_reported_and_costs_one_part(table: Table)
         publish(table, part, [rows])
     spoil(table, "s")
     with pytest.raises(DamagedPart, match=r"loss_deltas\.jsonl"):
-        table.read("s")
-    assert table.damage() and table.read("r").equals(rows) and table.read("t").equals(rows)
-    table.mend()
-    assert table.damage() is None and table.parts() == ["r", "t"]
+        table.read_part("s")
+    assert table.find_manifest_damage() and table.read_part("r").equals(rows) and table.read_part("t").equals(rows)
+    table.repair_manifest()
+    assert table.find_manifest_damage() is None and table.list_part_names() == ["r", "t"]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, 300, -1])
@@ -240,11 +245,11 @@ def test_a_manifest_cut_short_is_reported_and_keeps_whole_lines(table: Table, ke
     rows = frame(("a", 1, 0.5, 0.1))
     for part in ("r", "s"):
         publish(table, part, [rows])
-    table.path.write_bytes(table.path.read_bytes()[:kept])
-    assert table.damage()
-    assert set(table.parts()) <= {"r", "s"}
+    table.manifest_path.write_bytes(table.manifest_path.read_bytes()[:kept])
+    assert table.find_manifest_damage()
+    assert set(table.list_part_names()) <= {"r", "s"}
     publish(table, "s", [rows])
-    assert table.read("s").equals(rows)
+    assert table.read_part("s").equals(rows)
 
 
 def test_readers_see_one_version_or_another_while_it_is_published_again(table: Table) -> None:
@@ -255,7 +260,7 @@ def test_readers_see_one_version_or_another_while_it_is_published_again(table: T
 
     def look() -> None:
         while not done.is_set():
-            seen.append(table.read("s"))
+            seen.append(table.read_part("s"))
 
     reader = threading.Thread(target=look)
     reader.start()
@@ -267,33 +272,33 @@ def test_readers_see_one_version_or_another_while_it_is_published_again(table: T
 
 
 def test_brackets_in_the_folder_are_no_pattern(tmp_path: Path) -> None:
-    table = Lake(tmp_path / "br[1]").table("calculator/loss_deltas")
+    table = Lake(tmp_path / "br[1]").get_table("calculator/loss_deltas")
     rows = frame(("a", 1, 0.5, 0.1))
     publish(table, "s", [rows])
-    assert table.scan().collect().equals(rows)
+    assert table.scan_parts().collect().equals(rows)
 
 
 def test_a_table_has_another_version_when_a_part_comes_goes_or_changes(table: Table) -> None:
-    assert table.version() is None
+    assert table.find_version() is None
     publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
-    alone = table.version()
+    alone = table.find_version()
     publish(table, "t", [frame(("b", 1, 0.5, 0.1))])
-    both = table.version()
+    both = table.find_version()
     publish(table, "t", [frame(("b", 2, 0.5, 0.1))])
-    changed = table.version()
+    changed = table.find_version()
     assert len({alone, both, changed}) == 3
-    table.remove("t")
-    assert table.version() == alone
+    table.withdraw_part("t")
+    assert table.find_version() == alone
     spoil(table, "s")
-    assert table.version() is None
+    assert table.find_version() is None
 
 
 def test_a_pointer_is_whole_only_while_its_files_are(table: Table) -> None:
-    assert table.find_whole_pointer("s") is None
+    assert table.find_checked_pointer("s") is None
     published = publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
-    assert table.find_whole_pointer("s") == published == table.pointer("s")
+    assert table.find_checked_pointer("s") == published == table.read_pointer("s")
     file_of(table).write_bytes(b"")
-    assert table.find_whole_pointer("s") is None and table.has("s")
+    assert table.find_checked_pointer("s") is None and table.has_part("s")
 
 
 def test_the_record_is_asked_for_after_the_last_frame(table: Table) -> None:
@@ -305,12 +310,12 @@ def test_the_record_is_asked_for_after_the_last_frame(table: Table) -> None:
             yield frame((str(number), number, 0.0, 0.0))
 
     table.publish("s", frames(), lambda: {"frames": len(counted)})
-    assert table.record("s") == {"frames": 3}
+    assert table.read_record("s") == {"frames": 3}
 
 
 @given(content=st.dictionaries(st.text(), st.text() | st.integers() | st.floats(allow_nan=False), min_size=1))
 def test_a_sealed_record_is_read_as_it_was_written_and_no_changed_byte_is_believed(content: dict[str, object]) -> None:
-    content.pop(SEAL, None)
+    content.pop(SEAL_FIELD, None)
     written = seal_record("a record", {"layout": 1, **content})
     assert unseal_record(written) == {"layout": 1, **content}
     for place in range(len(written)):
@@ -322,50 +327,53 @@ def test_a_sealed_record_is_read_as_it_was_written_and_no_changed_byte_is_believ
 
 def test_within_a_glance_a_part_is_looked_at_once_and_after_it_anew(table: Table) -> None:
     publish(table, "one", [frame(("a", 1, 0.5, 0.1))])
-    with session():
-        before = table.part_version("one"), table.version()
+    with enter_session():
+        before = table.find_part_version("one"), table.find_version()
         other = threading.Thread(target=publish, args=(table, "one", [frame(("a", 2, 0.5, 0.1))]))
         other.start()
         other.join()
-        assert (table.part_version("one"), table.version()) == before
-    after = table.part_version("one"), table.version()
+        assert (table.find_part_version("one"), table.find_version()) == before
+    after = table.find_part_version("one"), table.find_version()
     assert None not in after and not set(after) & set(before)
 
 
 def test_writers_of_one_table_keep_the_parts_of_each(tmp_path: Path) -> None:
     def write(writer: int) -> None:
         lake = Lake(tmp_path)
-        with lake.batch():
+        with lake.batch_publications():
             for number in range(10):
-                publish(lake.table("t"), f"{writer} {number}", [frame(("a", writer, 0.5, 0.1))])
-                lake.flush()
+                publish(lake.get_table("t"), f"{writer} {number}", [frame(("a", writer, 0.5, 0.1))])
+                lake.flush_manifests()
 
     threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(Lake(tmp_path).table("t").parts()) == 40 and Lake(tmp_path).table("t").damage() is None
+    assert (
+        len(Lake(tmp_path).get_table("t").list_part_names()) == 40
+        and Lake(tmp_path).get_table("t").find_manifest_damage() is None
+    )
 
 
 def test_a_batch_is_seen_by_its_own_session_at_once_and_by_others_when_it_is_written(tmp_path: Path) -> None:
     mine = Lake(tmp_path)
-    table = Lake(tmp_path).table("t")
+    table = Lake(tmp_path).get_table("t")
     others: list[list[str]] = []
 
     def look() -> None:
-        others.append(Lake(tmp_path).table("t").parts())
+        others.append(Lake(tmp_path).get_table("t").list_part_names())
 
     def ask() -> None:
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()
 
-    with pytest.raises(RuntimeError), mine.batch():
+    with pytest.raises(RuntimeError), mine.batch_publications():
         publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
-        assert table.parts() == ["s"]
+        assert table.list_part_names() == ["s"]
         ask()
         raise RuntimeError
     ask()
     assert others == [[], ["s"]], "what was made before an error is kept"
-    assert table.read("s").height == 1
+    assert table.read_part("s").height == 1

@@ -18,12 +18,12 @@ from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.evaluated_tables import list_all_tables
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.table import DamagedPart, Lake
-from toolformer_dag.lake.warehouse import WarehouseError, damage, query
-from toolformer_dag.lake.warehouse_building import build, explain_out_of_date, version
+from toolformer_dag.lake.warehouse import WarehouseError, find_warehouse_damage, query
+from toolformer_dag.lake.warehouse_building import build_warehouse, compute_warehouse_version, explain_out_of_date
 from toolformer_dag.method.call_warehouse import CallWarehouse
-from toolformer_dag.method.decided_calls import DECIDED
+from toolformer_dag.method.decided_calls import DECIDED_CALLS_TABLE
 from toolformer_dag.method.record_tables import RECORD_TABLES
-from toolformer_dag.pipeline.stages import STAGES, list_table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import STAGES, build_warehouse_tables, list_table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 
 LANES = {"calculator": "Calculator", "calendar": "Calendar"}
@@ -36,13 +36,13 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """Plan two lanes."""
     file = tmp_path_factory.mktemp("project") / "toolformer.toml"
     file.write_text("".join(f"[tools.{lane}]\n" for lane in LANES))
-    return Plan.of(load_settings(file, environment={}))
+    return Plan.from_settings(load_settings(file, environment={}))
 
 
 @pytest.fixture(scope="module")
 def warehouse(plan: Plan) -> CallWarehouse:
     """Declare the tables of the stages."""
-    return CallWarehouse(warehouse_tables(list_table_outputs(plan)), LANES)
+    return CallWarehouse(build_warehouse_tables(list_table_outputs(plan)), LANES)
 
 
 def row(stage: str, **values: object) -> pl.DataFrame:
@@ -53,12 +53,12 @@ def publish(lake: Lake, name: str, part: str, rows: pl.DataFrame, **record: obje
     group, _, stage = name.partition("/")
     tool = group if group in LANES else None
     made: Mapping[str, object] = {"stage": stage, "tool": tool, "settings": {}, **record}
-    lake.table(name).publish(part, [rows], lambda: made)
+    lake.get_table(name).publish(part, [rows], lambda: made)
 
 
 def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path, warehouse: CallWarehouse) -> None:
     with pytest.raises(WarehouseError, match=r"is a folder; move it away, or name another file"):
-        build(Lake(tmp_path / "lake"), warehouse, tmp_path)
+        build_warehouse(Lake(tmp_path / "lake"), warehouse, tmp_path)
 
 
 def test_a_database_without_tables_says_how_it_is_filled(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_file_that_is_none_of_duckdbs_is_named_and_never_replaced(
     other = tmp_path / "toolformer.toml"
     other.write_bytes(content)
     with pytest.raises(WarehouseError, match=r"toolformer\.toml is no DuckDB file and will not be replaced"):
-        build(Lake(tmp_path / "lake"), warehouse, other)
+        build_warehouse(Lake(tmp_path / "lake"), warehouse, other)
     assert other.read_bytes() == content and not list(tmp_path.glob(".tmp-*"))
 
 
@@ -124,10 +124,10 @@ def test_a_file_that_was_built_here_is_replaced_however_damaged(
     tmp_path: Path, lake: Lake, warehouse: CallWarehouse, content: bytes
 ) -> None:
     database = tmp_path / "warehouse.duckdb"
-    build(lake, warehouse, database)
+    build_warehouse(lake, warehouse, database)
     database.write_bytes(content)
     assert explain_out_of_date(lake, warehouse, database)
-    build(lake, warehouse, database)
+    build_warehouse(lake, warehouse, database)
     assert explain_out_of_date(lake, warehouse, database) == []
 
 
@@ -136,9 +136,9 @@ def test_a_duckdb_file_of_another_hand_is_replaced_where_it_is_empty_or_its_seal
 ) -> None:
     database = tmp_path / "mine.duckdb"
     duckdb.connect(database).close()
-    build(lake, warehouse, database)
+    build_warehouse(lake, warehouse, database)
     database.with_name(".mine.duckdb.seal").unlink()
-    build(lake, warehouse, database)
+    build_warehouse(lake, warehouse, database)
     assert explain_out_of_date(lake, warehouse, database) == []
 
 
@@ -147,7 +147,7 @@ def test_settings_name_the_model_and_the_profile_which_make_nothing_stale(
 ) -> None:
     database = tmp_path / "w.duckdb"
     publish(lake, "calculator/scored_candidates", "one", row("scored_candidates"), settings={"k": 5, "model": {"x": 1}})
-    build(lake, replace(warehouse, named={"profile": "mine", "model.name": "gpt2"}), database)
+    build_warehouse(lake, replace(warehouse, shown_settings={"profile": "mine", "model.name": "gpt2"}), database)
     asked = "SELECT stage, setting, value FROM settings WHERE setting IN ('k', 'model.name', 'profile') ORDER BY ALL"
     assert query(database, asked).rows() == [
         ("scored_candidates", "k", "5"),
@@ -171,14 +171,14 @@ def test_a_database_of_a_persons_own_in_the_place_of_a_warehouse_stays(
     tmp_path: Path, lake: Lake, warehouse: CallWarehouse, sql: str, named: str
 ) -> None:
     database = tmp_path / "mine.duckdb"
-    build(lake, warehouse, database)
+    build_warehouse(lake, warehouse, database)
     database.unlink()  # its seal is still there
     pl.DataFrame({"text": ["a"]}).write_parquet(tmp_path / "letters.parquet")
     with duckdb.connect(database, config={"file_search_path": str(tmp_path)}) as mine:
         mine.execute(sql)
     before = database.read_bytes()
     with pytest.raises(WarehouseError, match=f"a database with the {named}, which was not built here and stays"):
-        build(lake, warehouse, database)
+        build_warehouse(lake, warehouse, database)
     assert database.read_bytes() == before
 
 
@@ -186,12 +186,12 @@ def test_an_error_that_is_no_matter_of_space_is_not_told_as_one(
     tmp_path: Path, lake: Lake, warehouse: CallWarehouse
 ) -> None:
     [documents] = [table for table in warehouse.tables if table.name == "documents"]
-    wrong = replace(documents, select="SELECT nowhere FROM rows")
+    wrong = replace(documents, select_sql="SELECT nowhere FROM rows")
     others = [table for table in warehouse.tables if table.name != "documents"]
     with pytest.raises(
         WarehouseError, match=r"cannot write .*nowhere.*; a file .* is damaged, or this is a bug: "
     ) as told:
-        build(lake, replace(warehouse, tables=[*others, wrong]), tmp_path / "w.duckdb")
+        build_warehouse(lake, replace(warehouse, tables=[*others, wrong]), tmp_path / "w.duckdb")
     assert "free space" not in str(told.value)
     assert not (tmp_path / "w.duckdb").exists()
 
@@ -208,7 +208,7 @@ def test_a_full_disk_at_the_warehouse_is_told_by_what_the_disk_says(
     with pytest.raises(
         WarehouseError, match=r"w\.duckdb: Could not write: No space left on device; free space and run"
     ):
-        build(lake, warehouse, tmp_path / "w.duckdb")
+        build_warehouse(lake, warehouse, tmp_path / "w.duckdb")
 
 
 @pytest.mark.parametrize("size", [50_000, 300_000, 1_000_000])
@@ -216,7 +216,7 @@ def test_a_warehouse_that_the_disk_cannot_take_leaves_the_old_one(
     tmp_path: Path, lake: Lake, warehouse: CallWarehouse, size: int
 ) -> None:
     database = tmp_path / "w.duckdb"
-    build(lake, warehouse, database)
+    build_warehouse(lake, warehouse, database)
     before = database.read_bytes()
     texts = [row("raw_shards", shard="three", digest="d", text=f"{number} words") for number in range(3)]
     publish(lake, "ccnet/raw_shards", "three", pl.concat(texts))
@@ -224,11 +224,11 @@ def test_a_warehouse_that_the_disk_cannot_take_leaves_the_old_one(
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         with pytest.raises(StorageError, match=r"cannot write .*w\.duckdb"):
-            build(lake, warehouse, database)
+            build_warehouse(lake, warehouse, database)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert database.read_bytes() == before
-    assert damage(database) is None
+    assert find_warehouse_damage(database) is None
     assert not [path for path in tmp_path.iterdir() if "spilled" in path.name or path.suffix == ".wal"]
 
 
@@ -250,7 +250,7 @@ def lake(tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def database(lake: Lake, warehouse: CallWarehouse, tmp_path: Path) -> Path:
-    build(lake, warehouse, tmp_path / "w.duckdb")
+    build_warehouse(lake, warehouse, tmp_path / "w.duckdb")
     return tmp_path / "w.duckdb"
 
 
@@ -265,12 +265,12 @@ def test_all_names_are_there_even_for_a_lane_that_has_not_run(database: Path) ->
 def test_every_table_and_column_has_its_comment(lake: Lake, plan: Plan, tmp_path: Path) -> None:
     tables = list_all_tables(list_table_outputs(plan))
     database = tmp_path / "w.duckdb"
-    build(lake, CallWarehouse(tables, LANES), database)
+    build_warehouse(lake, CallWarehouse(tables, LANES), database)
     written = query(database, "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
     comments = {(table, column): comment for table, column, comment in written.rows()}
     for table in (*tables, *RECORD_TABLES):
         found = {column: comments[table.name, column] for name, column in comments if name == table.name}
-        assert found == dict(table.columns)
+        assert found == dict(table.comments_by_column)
     assert {place for place, comment in comments.items() if not comment} == set()
     lists = query(
         database, "SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal AND data_type LIKE '%[]'"
@@ -279,7 +279,7 @@ def test_every_table_and_column_has_its_comment(lake: Lake, plan: Plan, tmp_path
     assert {place for place in lists if comments[place].startswith("number of")} == set()
     told = query(database, "describe")
     assert told["comment"].null_count() == 0
-    declared = {table.name: table.comment for table in (*tables, *RECORD_TABLES) if table.name != DECIDED}
+    declared = {table.name: table.comment for table in (*tables, *RECORD_TABLES) if table.name != DECIDED_CALLS_TABLE}
     found = {name: comment for name, _, comment in told.rows() if name in declared}
     assert found == declared
     views = {"decisions", "curves", "swapped_places", "calls", "kept_at(tau)", "table_9", "questions_in_corpus"}
@@ -318,19 +318,26 @@ def test_a_text_is_found_in_its_document(database: Path) -> None:
 def test_parts_that_were_withdrawn_and_lanes_that_are_disabled_are_left_out(
     lake: Lake, warehouse: CallWarehouse, database: Path
 ) -> None:
-    lake.table("ccnet/raw_shards").remove("one")
-    assert build(lake, warehouse, database)["documents"] == 1
-    named = [tuple(name for name in table.sources if not name.startswith("calculator/")) for table in warehouse.tables]
-    fewer = [replace(table, sources=sources) for table, sources in zip(warehouse.tables, named, strict=True)]
-    assert build(lake, replace(warehouse, tables=fewer, lanes={"calendar": "Calendar"}), database)["tool_results"] == 0
+    lake.get_table("ccnet/raw_shards").withdraw_part("one")
+    assert build_warehouse(lake, warehouse, database)["documents"] == 1
+    named = [
+        tuple(name for name in table.source_names if not name.startswith("calculator/")) for table in warehouse.tables
+    ]
+    fewer = [replace(table, source_names=sources) for table, sources in zip(warehouse.tables, named, strict=True)]
+    assert (
+        build_warehouse(lake, replace(warehouse, tables=fewer, tool_name_by_lane={"calendar": "Calendar"}), database)[
+            "tool_results"
+        ]
+        == 0
+    )
 
 
 def test_a_reader_keeps_what_it_opened_and_is_in_nobodys_way(
     lake: Lake, warehouse: CallWarehouse, database: Path
 ) -> None:
     with duckdb.connect(database, read_only=True) as reader:
-        lake.table("ccnet/raw_shards").remove("one")
-        build(lake, warehouse, database)
+        lake.get_table("ccnet/raw_shards").withdraw_part("one")
+        build_warehouse(lake, warehouse, database)
         assert reader.sql("SELECT count(*) FROM documents").fetchall() == [(2,)]
     assert query(database, "SELECT count(*) FROM documents").item() == 1
     assert {path.name for path in database.parent.glob("*.duckdb*")} == {"w.duckdb", ".w.duckdb.lock", ".w.duckdb.seal"}
@@ -342,15 +349,15 @@ def test_what_a_killed_build_spilled_beside_the_file_goes_with_the_next(
     spilled = database.with_name(f".{database.name}.spilled")
     spilled.mkdir()
     (spilled / "duckdb_temp_storage_DEFAULT-0.tmp").write_bytes(b"rows")
-    build(lake, warehouse, database)
+    build_warehouse(lake, warehouse, database)
     assert not spilled.exists()
 
 
 def test_a_damaged_part_leaves_the_old_file(lake: Lake, warehouse: CallWarehouse, database: Path) -> None:
     publish(lake, "ccnet/raw_shards", "one", row("raw_shards", shard="one", digest="other", text="ab"))
-    Path(lake.table("ccnet/raw_shards").files("one")[0]).write_bytes(b"")
+    Path(lake.get_table("ccnet/raw_shards").list_part_files("one")[0]).write_bytes(b"")
     with pytest.raises(DamagedPart, match="'one'"):
-        build(lake, warehouse, database)
+        build_warehouse(lake, warehouse, database)
     assert query(database, "SELECT digest FROM documents").rows() == [("d",), ("d",)]
     assert not list(database.parent.glob(".tmp-*"))
 
@@ -358,16 +365,16 @@ def test_a_damaged_part_leaves_the_old_file(lake: Lake, warehouse: CallWarehouse
 def test_a_file_is_out_of_date_when_rejections_change_under_the_same_rows(
     lake: Lake, warehouse: CallWarehouse, database: Path
 ) -> None:
-    rows = lake.table("ccnet/raw_shards").read("two")
+    rows = lake.get_table("ccnet/raw_shards").read_part("two")
     rejected = [{"shard": "two", "reason": "not_json", "count": 1}]
-    before = version(lake, warehouse)
+    before = compute_warehouse_version(lake, warehouse)
     assert explain_out_of_date(lake, warehouse, database) == []
     publish(lake, "ccnet/raw_shards", "two", rows, rejections=[])
-    assert explain_out_of_date(lake, warehouse, database) == [] and version(lake, warehouse) == before
+    assert explain_out_of_date(lake, warehouse, database) == [] and compute_warehouse_version(lake, warehouse) == before
     publish(lake, "ccnet/raw_shards", "two", rows, rejections=rejected)
     assert explain_out_of_date(lake, warehouse, database) == ["ccnet/raw_shards changed since it was copied"]
-    assert version(lake, warehouse) != before
-    build(lake, warehouse, database)
+    assert compute_warehouse_version(lake, warehouse) != before
+    build_warehouse(lake, warehouse, database)
     assert explain_out_of_date(lake, warehouse, database) == []
 
 
@@ -378,9 +385,9 @@ def test_a_file_is_out_of_date_when_a_part_comes_or_goes(
     if change == "come":
         publish(lake, "ccnet/raw_shards", "three", row("raw_shards", shard="three", digest="e", text="x"))
     else:
-        lake.table("ccnet/raw_shards").remove("two")
+        lake.get_table("ccnet/raw_shards").withdraw_part("two")
     assert explain_out_of_date(lake, warehouse, database) == ["ccnet/raw_shards changed since it was copied"]
-    build(lake, warehouse, database)
+    build_warehouse(lake, warehouse, database)
     assert explain_out_of_date(lake, warehouse, database) == []
 
 
@@ -393,7 +400,7 @@ def test_a_file_is_out_of_date_when_another_threshold_was_applied_to_the_same_ca
         assert explain_out_of_date(lake, warehouse, database) == [
             "calculator/filtered_calls changed since it was copied"
         ]
-        build(lake, warehouse, database)
+        build_warehouse(lake, warehouse, database)
         assert query(database, "SELECT tau_f FROM lanes ORDER BY tool").rows() == [(tau_f,), (None,)]
 
 

@@ -7,10 +7,10 @@ import polars as pl
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.lake.warehouse_building import build_warehouse
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.loss_deltas import STAGE
-from toolformer_dag.pipeline.stages import list_table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import build_warehouse_tables, list_table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 
 folder = Path(sys.argv[1])
@@ -18,8 +18,8 @@ seed = int(sys.argv[2])
 lake = Lake(folder)
 file = folder / f"{seed}.toml"
 file.write_text("[tools.calculator]")
-tables = warehouse_tables(list_table_outputs(Plan.of(load_settings(file, environment={}))))
-store = lake.rows("calculator/losses", {"model": "m"}, ("key",), {"key": pl.Int64(), "value": pl.Int64()})
+tables = build_warehouse_tables(list_table_outputs(Plan.from_settings(load_settings(file, environment={}))))
+store = lake.open_row_store("calculator/losses", {"model": "m"}, ("key",), {"key": pl.Int64(), "value": pl.Int64()})
 schema = STAGE.schema
 scored = {**dict.fromkeys(schema.names()), "tool": "calculator", "digest": "d", "segment": 0, "sample": 0}
 
@@ -31,10 +31,10 @@ def record() -> dict[str, object]:
 
 for step in range(10):
     keys = [seed * 20 + step, step]  # the second is written by every process
-    store.append(pl.DataFrame({"key": keys, "value": [7 * key for key in keys]}))
+    store.append_rows(pl.DataFrame({"key": keys, "value": [7 * key for key in keys]}))
     rows = [{**scored, "shard": "both", "position": i, "delta": float(step)} for i in range(5)]
     frame = pl.DataFrame(rows, schema=schema)
-    lake.table("calculator/loss_deltas").publish("both", [frame], record)
+    lake.get_table("calculator/loss_deltas").publish("both", [frame], record)
     own = frame.with_columns(pl.lit(f"own {seed}").alias("shard"))
-    lake.table("calculator/loss_deltas").publish(f"own {seed}", [own], record)
-    build(lake, CallWarehouse(tables, {"calculator": "Calculator"}), folder / "warehouse.duckdb")
+    lake.get_table("calculator/loss_deltas").publish(f"own {seed}", [own], record)
+    build_warehouse(lake, CallWarehouse(tables, {"calculator": "Calculator"}), folder / "warehouse.duckdb")

@@ -23,7 +23,7 @@ from transformers import (
 from tests.tokenizers import byte_level, metaspace
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel, wrap_language_model
-from toolformer_dag.model.requests import WINDOW_WEIGHTS, uniforms
+from toolformer_dag.model.requests import WINDOW_WEIGHTS, generate_uniforms
 from toolformer_dag.settings.model_settings import SamplingSettings
 
 PROMPT = "Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is [Add(1 + 2)] 3.\n"
@@ -200,6 +200,6 @@ def prompt() -> str:
 @pytest.fixture(scope="session")
 def stream() -> Callable[..., Any]:
     def of(sampling: SamplingSettings, digest: str, i: int, j: int) -> Any:
-        return uniforms(sampling.seed, digest, i, j, sampling.max_call_tokens)
+        return generate_uniforms(sampling.seed, digest, i, j, sampling.max_call_tokens)
 
     return of

@@ -10,17 +10,17 @@ from toolformer_dag.model.transformers_backend import TransformersBackend
 @pytest.mark.parametrize("architecture", ["GPT-2", "Mistral", "Mamba", "RWKV", "RecurrentGemma"])
 def test_rows_are_added_behind_those_that_run(architecture: str) -> None:
     backend = TransformersBackend(tiny_model(architecture, tokenizer_of("merged")))
-    rows = backend.greedy([[5, 6, 7, 8]])
-    rows.step([9])
-    rows.add([[4, 5], [7] * 30])
-    rows.step([1, 2, 3])
-    rows.keep([0, 2])
-    rows.add([[8, 9, 10]])
-    rows.step([11, 12, 13])
+    rows = backend.start_greedy_rows([[5, 6, 7, 8]])
+    rows.append_tokens([9])
+    rows.add_sequences([[4, 5], [7] * 30])
+    rows.append_tokens([1, 2, 3])
+    rows.keep_rows([0, 2])
+    rows.add_sequences([[8, 9, 10]])
+    rows.append_tokens([11, 12, 13])
     sequences = [[5, 6, 7, 8, 9, 1, 11], [*[7] * 30, 3, 12], [8, 9, 10, 13]]
-    alone = torch.cat([backend.greedy([sequence]).scores for sequence in sequences])
-    torch.testing.assert_close(rows.scores, alone, rtol=1e-4, atol=1e-4)
-    likeliest = rows.likeliest(1, 3)
-    assert next(iter(likeliest)) == rows.best()[1] and sorted(likeliest.values(), reverse=True) == list(
+    alone = torch.cat([backend.start_greedy_rows([sequence]).next_token_logits for sequence in sequences])
+    torch.testing.assert_close(rows.next_token_logits, alone, rtol=1e-4, atol=1e-4)
+    likeliest = rows.find_likeliest_tokens(1, 3)
+    assert next(iter(likeliest)) == rows.find_best_tokens()[1] and sorted(likeliest.values(), reverse=True) == list(
         likeliest.values()
     )

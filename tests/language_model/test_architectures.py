@@ -18,12 +18,12 @@ from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.training_report import TrainingData
 
 WAYS = {
-    "Llama 4": sharing.SHARED,
-    "GPT-Neo": sharing.SHARED,
-    "Gemma 2": sharing.SHARED,
-    "gpt-oss": sharing.SHARED,
-    "Cohere2": sharing.SHARED,
-    "Granite": sharing.SHARED,
+    "Llama 4": sharing.SHARED_KEYS,
+    "GPT-Neo": sharing.SHARED_KEYS,
+    "Gemma 2": sharing.SHARED_KEYS,
+    "gpt-oss": sharing.SHARED_KEYS,
+    "Cohere2": sharing.SHARED_KEYS,
+    "Granite": sharing.SHARED_KEYS,
     "Bloom": sharing.OWN_CACHE,
     "Qwen3-Next": sharing.OWN_CACHE,
     "Mamba": sharing.OWN_CACHE,

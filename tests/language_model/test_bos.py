@@ -11,12 +11,18 @@ from tests.tiny_models import CORPUS, save
 from tests.tokenizers import byte_level, metaspace
 from tests.training.test_finetune import HELDOUT, TEXTS
 from toolformer_dag.model.engine import Engine
-from toolformer_dag.model.loading import LanguageModel, load_encoding, load_identified, load_model, wrap_language_model
+from toolformer_dag.model.loading import (
+    LanguageModel,
+    load_encoding,
+    load_model,
+    load_model_with_identity,
+    wrap_language_model,
+)
 from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.model.trials import ORDINARY_TEXT
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.settings.setting_types import select_determining_settings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.training_report import TrainingData
@@ -59,18 +65,18 @@ def test_a_model_that_needs_bos_is_named_and_the_setting_gives_it(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     without = load_model(settings(folder))
-    assert without.encoding.bos == [] and "set model.bos = true" in caplog.text and "<|end|>" in caplog.text
+    assert without.encoding.bos_ids == [] and "set model.bos = true" in caplog.text and "<|end|>" in caplog.text
     caplog.clear()
     given = load_model(settings(folder, bos=True))
-    assert load_model(settings(folder, bos=False)).encoding.bos == []
-    assert given.encoding.bos == [0] and not caplog.records
+    assert load_model(settings(folder, bos=False)).encoding.bos_ids == []
+    assert given.encoding.bos_ids == [0] and not caplog.records
     assert text_loss(given) < text_loss(without) - 0.5
-    assert given.encoding.texts(["1 + 2"])[0].ids == without.encoding.texts(["1 + 2"])[0].ids
+    assert given.encoding.encode_texts(["1 + 2"])[0].token_ids == without.encoding.encode_texts(["1 + 2"])[0].token_ids
 
 
 def test_nothing_is_said_of_a_model_that_bos_does_not_help(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(learned(behind_bos=False), tmp_path)
-    assert load_model(settings(tmp_path)).encoding.bos == [] and not caplog.records
+    assert load_model(settings(tmp_path)).encoding.bos_ids == [] and not caplog.records
 
 
 def test_a_saved_tokenizer_and_a_checkpoint_begin_as_their_base_does(
@@ -83,16 +89,16 @@ def test_a_saved_tokenizer_and_a_checkpoint_begin_as_their_base_does(
         base = settings(folder, bos=bos)
         finetune(base, TrainingData(TEXTS, HELDOUT), recipe, tmp_path / f"out {bos}")
         caplog.clear()
-        assert load_model(base, str(tmp_path / f"out {bos}")).encoding.bos == first
+        assert load_model(base, str(tmp_path / f"out {bos}")).encoding.bos_ids == first
         assert not caplog.records  # a checkpoint goes on as it was trained
-    assert load_model(settings(folder, bos=True), str(folder)).encoding.bos == [0]
+    assert load_model(settings(folder, bos=True), str(folder)).encoding.bos_ids == [0]
 
 
 def test_bos_is_taken_off_where_the_tokenizer_adds_it(tmp_path: Path) -> None:
     tokenizer = metaspace(CORPUS, 330, "bos")
     tokenizer.save_pretrained(tmp_path)
     GPT2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
-    assert [load_encoding(settings(tmp_path, bos=bos)).bos for bos in (None, True, False)] == [[1], [1], []]
+    assert [load_encoding(settings(tmp_path, bos=bos)).bos_ids for bos in (None, True, False)] == [[1], [1], []]
 
 
 def test_a_tokenizer_without_bos_cannot_begin_with_it(tmp_path: Path) -> None:
@@ -105,5 +111,8 @@ def test_a_tokenizer_without_bos_cannot_begin_with_it(tmp_path: Path) -> None:
 
 
 def test_only_a_bos_that_is_set_is_in_an_identity(folder: Path) -> None:
-    assert "bos" not in determining(settings(folder)) and "bos" not in load_identified(settings(folder)).identity
-    assert load_identified(settings(folder, bos=True)).identity["bos"] is True
+    assert (
+        "bos" not in select_determining_settings(settings(folder))
+        and "bos" not in load_model_with_identity(settings(folder)).identity
+    )
+    assert load_model_with_identity(settings(folder, bos=True)).identity["bos"] is True

@@ -5,13 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.model.drawing import draw, keep_nucleus
-from toolformer_dag.model.requests import uniforms
+from toolformer_dag.model.drawing import draw_next_tokens, keep_nucleus
+from toolformer_dag.model.requests import generate_uniforms
 
 
 def drawn(logits: torch.Tensor, numbers: list[float], temperature: float = 1.0, top_p: float = 1.0) -> list[int]:
     rows = torch.arange(len(numbers)) % len(logits)
-    found: list[int] = draw(logits, rows, torch.tensor(numbers, dtype=torch.float64), temperature, top_p).tolist()
+    found: list[int] = draw_next_tokens(
+        logits, rows, torch.tensor(numbers, dtype=torch.float64), temperature, top_p
+    ).tolist()
     return found
 
 
@@ -62,16 +64,18 @@ def test_top_p_draws_only_from_the_nucleus() -> None:
     count=st.integers(1, 64),
 )
 def test_a_longer_stream_begins_with_the_shorter(seed: int, digest: str, i: int, j: int, count: int) -> None:
-    longer = uniforms(seed, digest, i, j, 64)
-    assert np.array_equal(longer[:count], uniforms(seed, digest, i, j, count))
+    longer = generate_uniforms(seed, digest, i, j, 64)
+    assert np.array_equal(longer[:count], generate_uniforms(seed, digest, i, j, count))
     assert (longer >= 0).all() and (longer < 1).all()
 
 
 def test_streams_are_apart_and_even() -> None:
-    streams = np.stack([uniforms(0, digest, i, j, 40) for digest in ("a", "b") for i in (1, 11) for j in range(50)])
+    streams = np.stack(
+        [generate_uniforms(0, digest, i, j, 40) for digest in ("a", "b") for i in (1, 11) for j in range(50)]
+    )
     assert len(np.unique(streams)) == streams.size
     assert abs(streams.mean() - 0.5) < 0.01 and abs(streams.std() - 12**-0.5) < 0.01
 
 
 def test_the_numbers_never_change() -> None:
-    assert uniforms(7, "digest", 3, 1, 2).tolist() == [0.8212264414598212, 0.1734021749454202]
+    assert generate_uniforms(7, "digest", 3, 1, 2).tolist() == [0.8212264414598212, 0.1734021749454202]

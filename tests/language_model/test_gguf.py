@@ -17,7 +17,13 @@ from tests.tokenizers import byte_level
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.trials import ORDINARY_TEXT
-from toolformer_dag.model.weights import CONVERSION, ModelError, model_name, read_model_dtype, read_model_identity
+from toolformer_dag.model.weights import (
+    CONVERSION_VERSION,
+    ModelError,
+    read_model_dtype,
+    read_model_identity,
+    resolve_model_name,
+)
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -56,10 +62,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     found = Written(folder / "tiny.gguf", folder / "cache", model.bfloat16(), ids)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOOLFORMER_CACHE", str(found.cache))
-        leftover = found.cache / "models" / f"{file_hash(found.file)}-v{CONVERSION}.1.building"
+        leftover = found.cache / "models" / f"{file_hash(found.file)}-v{CONVERSION_VERSION}.1.building"
         leftover.mkdir(parents=True)  # of a conversion that was killed
         (leftover / "config.json").write_text("{")
-        model_name(ModelSettings(name=str(found.file)))
+        resolve_model_name(ModelSettings(name=str(found.file)))
     return found
 
 
@@ -82,9 +88,9 @@ def test_the_weights_are_those_of_the_file_rounded_to_bfloat16(written: Written,
 def test_a_bos_that_clearly_helps_is_added_by_the_converted_tokenizer(
     written: Written, settings: ModelSettings
 ) -> None:
-    assert load_model(settings).encoding.bos == [written.ids[0]]
-    assert AutoTokenizer.from_pretrained(model_name(settings))(ORDINARY_TEXT).input_ids == written.ids
-    assert load_model(settings.model_copy(update={"bos": False})).encoding.bos == []
+    assert load_model(settings).encoding.bos_ids == [written.ids[0]]
+    assert AutoTokenizer.from_pretrained(resolve_model_name(settings))(ORDINARY_TEXT).input_ids == written.ids
+    assert load_model(settings.model_copy(update={"bos": False})).encoding.bos_ids == []
     assert read_model_identity(str(written.file))["bos"] == "<|end|>"
 
 
@@ -95,7 +101,7 @@ def test_identity_follows_the_content_of_the_file_and_not_its_name(
     assert (
         read_model_identity(str(other))
         == read_model_identity(str(written.file))
-        == read_model_identity(model_name(settings))
+        == read_model_identity(resolve_model_name(settings))
     )
     other.write_bytes(other.read_bytes()[:-4] + b"\0\0\0\0")
     with pytest.raises(ModelError, match=r"another name.gguf needs the package gguf.*pip install .*\[gguf\]"):
@@ -130,7 +136,7 @@ def test_commands_take_a_file_as_they_take_a_folder(written: Written, settings: 
     assert load_settings(tmp_path / "toolformer.toml").model.name == str(tmp_path / written.file.name)
     line = {"text": "1 + 2 is 3.", "offset": 8, "tool": "Add", "input": "1 + 2", "result": "3"}
     asked = [["score", "-", *config], ["score", "-", *config, "--model", str(written.file)]]
-    asked.append(["score", "-", *config, "--model", model_name(settings)])
+    asked.append(["score", "-", *config, "--model", resolve_model_name(settings)])
     scores = [cli(*one, stdin=json.dumps(line)).stdout for one in asked]
     assert scores[0] == scores[1] == scores[2] and "delta" in scores[0]
     said = cli("generate", "The harbour of the", "--model", str(written.file), "--max-new-tokens", "2", *config)

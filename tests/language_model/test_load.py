@@ -16,10 +16,10 @@ from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import (
     check_tokenizer,
     choose_fast_dtype,
-    context_length,
     load_config,
     load_encoding,
     load_model,
+    read_context_length,
     wrap_language_model,
 )
 from toolformer_dag.model.requests import LossRequest
@@ -140,7 +140,7 @@ def test_a_token_without_a_row_of_the_embedding_is_named(gpt2: Any, folder: Path
     with pytest.raises(ModelError, match=rf"'<think>' with number {rows}, .* {rows} rows .*resize_token_embeddings"):
         load_model(ModelSettings(name=str(folder), device="cpu"))
     unwritten = with_token(tokenizer, "<image>", special=True)  # no text holds it
-    assert wrap_language_model("gpt2", model, unwritten).encoding.texts(["<image>"])[0].ids != [rows]
+    assert wrap_language_model("gpt2", model, unwritten).encoding.encode_texts(["<image>"])[0].token_ids != [rows]
     unwritten.eos_token = "<image>"
     with pytest.raises(ModelError, match="'<image>' with number"):
         wrap_language_model("gpt2", model, unwritten)
@@ -160,13 +160,13 @@ def test_the_context_is_the_models_own_whatever_its_window(cases: Any, tmp_path:
     model = cases(name).language_model
     model.model.config.save_pretrained(tmp_path)
     model.tokenizer.save_pretrained(tmp_path)
-    found = context_length(load_config(ModelSettings(name=str(tmp_path))))
+    found = read_context_length(load_config(ModelSettings(name=str(tmp_path))))
     assert [model.context_length, found] == [context, context]
     assert cases(name).engine().backend.context_length == context
 
 
 def test_a_model_without_positions_has_no_end(cases: Any) -> None:
-    assert context_length(cases("bloom").language_model.model.config) > 100_000
+    assert read_context_length(cases("bloom").language_model.model.config) > 100_000
 
 
 class Sizes(SimpleNamespace):
@@ -184,9 +184,9 @@ def test_factors_that_depend_on_the_length_bound_it() -> None:
         "long_factor": [2.0],
     }
     for parameters in (rope, {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}):
-        assert context_length(Sizes(max_position_embeddings=256, rope_parameters=parameters)) == 64
-    assert context_length(Sizes(max_position_embeddings=256, rope_parameters={"rope_type": "yarn"})) == 256
-    assert context_length(Sizes(max_seq_len=512)) == 512
+        assert read_context_length(Sizes(max_position_embeddings=256, rope_parameters=parameters)) == 64
+    assert read_context_length(Sizes(max_position_embeddings=256, rope_parameters={"rope_type": "yarn"})) == 256
+    assert read_context_length(Sizes(max_seq_len=512)) == 512
 
 
 def test_a_model_that_looks_ahead_is_refused(tiny_model: Any) -> None:

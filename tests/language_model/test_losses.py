@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from toolformer_dag.model.prefixes import TREE_NODES, Forest
+from toolformer_dag.model.prefixes import MAX_TREE_NODES, Forest
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
 
 WINDOW = len(WINDOW_WEIGHTS)
@@ -61,10 +61,10 @@ def test_every_distinct_sequence_is_run_once_up_to_the_last_token_read(gpt2: Any
     engine.losses(requests * 2)
     to_last_read = 5 + WINDOW - 1  # of the later position
     assert len(tokens(text)) > to_last_read
-    assert engine.counts.loss_empty == to_last_read
+    assert engine.token_counts.loss_empty == to_last_read
     shared = beginnings(gpt2, [" [Add(1)]", " [Add(1) -> 7]", " [Add(1) -> 8]"])
-    assert engine.counts.loss_call + engine.counts.loss_result == shared + 3 * to_last_read
-    assert engine.counts.passes == 2
+    assert engine.token_counts.loss_call + engine.token_counts.loss_result == shared + 3 * to_last_read
+    assert engine.token_counts.passes == 2
 
 
 def test_calls_that_begin_alike_share_their_beginning(case: Any, texts: tuple[str, ...]) -> None:
@@ -78,7 +78,7 @@ def test_calls_that_begin_alike_share_their_beginning(case: Any, texts: tuple[st
     z = [f" [Add({value}){end}]" for value, result in calls for end in ("", f" -> {result}")]
     apart = sum(len(case.reference.tokens(each)) for each in set(z))
     behind = WINDOW * len(set(z)) * 2
-    assert beginnings(case, z) <= engine.counts.loss_call + engine.counts.loss_result - behind < apart
+    assert beginnings(case, z) <= engine.token_counts.loss_call + engine.token_counts.loss_result - behind < apart
 
 
 def test_window_weights_are_the_papers() -> None:
@@ -113,8 +113,8 @@ def test_a_long_text_beside_a_long_call_keeps_to_the_positions(case: Any) -> Non
 
 
 def test_a_full_tree_of_beginnings_is_closed_and_a_long_sequence_has_its_own() -> None:
-    long = [[1] + [k] * 50 for k in range(5)] + [[7] * (3 * TREE_NODES)] * 2
+    long = [[1] + [k] * 50 for k in range(5)] + [[7] * (3 * MAX_TREE_NODES)] * 2
     grown = Forest(long)
-    sizes = [len(tree.tokens) for tree in grown.trees]
-    assert sizes == [101, 101, 51, 3 * TREE_NODES]
-    assert [len(path) for _, path in grown.paths] == [51] * 5 + [3 * TREE_NODES] * 2
+    sizes = [len(tree.token_ids) for tree in grown.trees]
+    assert sizes == [101, 101, 51, 3 * MAX_TREE_NODES]
+    assert [len(path) for _, path in grown.tree_paths] == [51] * 5 + [3 * MAX_TREE_NODES] * 2

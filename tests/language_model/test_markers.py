@@ -19,8 +19,8 @@ from tests.tiny_models import TOKENIZERS, save, tiny_model, tokenizer_of
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import ModelError, load_encoding, load_model
-from toolformer_dag.model.requests import LossRequest, ProposalRequest, uniforms
-from toolformer_dag.model.weights import CHECKPOINT, MARKERS, refuse_other_markers
+from toolformer_dag.model.requests import LossRequest, ProposalRequest, generate_uniforms
+from toolformer_dag.model.weights import CHECKPOINT_FILE_NAME, MARKERS_KEY, check_call_markers
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 
@@ -34,7 +34,7 @@ def with_markers(kind: str, markers: CallMarkers, special: bool = True) -> Any:
     tokenizer = tokenizer_of(kind)
     tags = [marker for _, marker in markers if marker.startswith("<")]
     tokenizer.add_tokens([AddedToken(tag, special=special, normalized=False) for tag in tags])
-    tokenizer.init_kwargs[MARKERS] = markers.model_dump()
+    tokenizer.init_kwargs[MARKERS_KEY] = markers.model_dump()
     return tokenizer
 
 
@@ -98,14 +98,14 @@ def test_p_and_samples_are_those_behind_a_prompt_in_the_model_s_markers(written:
     sampling = SamplingSettings(max_call_tokens=8)
     [found] = engine.propose(PROMPT, [ProposalRequest(text, "d")], tau_s=0.0, k=2, m=3, sampling=sampling)
     begin = by_hand.markers.begin
-    start = engine.encoding.start
+    start = engine.encoding.call_start_ids
     example = by_hand.call("Add", "1 + 2", None)
     rest = " 3.\nInput: "
     head = [*by_hand.ids("Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is"), *example, *by_hand.ids(rest)]
     if by_hand.markers == TEXTUAL:  # the end of the call and what follows it are a text
         head = by_hand.ids("Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is") + start
         head += by_hand.ids("Add(1 + 2)}}" + rest)
-    assert engine.encoding.prompt_tokens(PROMPT) == head
+    assert engine.encoding.encode_prompt(PROMPT) == head
     x = by_hand.ids(text)
     before = [*head, *x, *by_hand.ids("\nOutput: ")]
     for i in range(0, len(x), 5):
@@ -115,12 +115,12 @@ def test_p_and_samples_are_those_behind_a_prompt_in_the_model_s_markers(written:
     assert len(found.samples) == 6 and begin.strip() in by_hand.tokenizer.decode(start)
     for sample in found.samples:
         drawn: list[int] = []
-        for uniform in uniforms(0, "d", sample.position, sample.sample, 8):
+        for uniform in generate_uniforms(0, "d", sample.position, sample.sample_number, 8):
             row = by_hand.log_probabilities([*before, *x[: sample.position], *start, *drawn])[-1]
             drawn.append(int(np.searchsorted(np.cumsum(np.exp(row)), uniform, side="right")))
-            if engine.encoding.has_ended(drawn):
+            if engine.encoding.has_sample_ended(drawn):
                 break
-        assert sample.body == engine.encoding.body(drawn)
+        assert sample.body == engine.encoding.decode_call_body(drawn)
 
 
 PIECES = ["so", " it", "<tool_call>", "</tool_call>", "<tool_response>", "QA(", ")", ".", "中", " [QA(1)]", "\n"]
@@ -131,17 +131,20 @@ INSIDE = st.lists(st.sampled_from(["a", " b", "<tool_call>", "5", "中"]), max_s
 @given(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), INSIDE, INSIDE)
 def test_markers_that_are_tokens_stand_in_calls_alone(kind: str, text: str, asked: str, result: str) -> None:
     encoding = _encoding(kind)
-    tokens = [encoding.added[marker][0] for _, marker in SPECIAL]
-    assert not set(tokens) & set(encoding.texts([text])[0].ids)
+    tokens = [encoding.added_marker_ids[marker][0] for _, marker in SPECIAL]
+    assert not set(tokens) & set(encoding.encode_texts([text])[0].token_ids)
     call = f'<tool_call>QA(a="{asked}")<tool_response>{result}</tool_call>'
-    [found] = encoding.with_calls([f"it is{call} so."])
-    begun = [(found.ids.index(token), token) for token in tokens]
-    assert [token for token in found.ids if token in tokens] == tokens and begun == sorted(begun)
-    [alone] = encoding.calls([f' [QA(a="{asked}") -> {result}]'])
-    [chain] = encoding.calls([f' [QA(a="{asked}") -> {result}]' * 2])
+    [found] = encoding.encode_texts_with_calls([f"it is{call} so."])
+    begun = [(found.token_ids.index(token), token) for token in tokens]
+    assert [token for token in found.token_ids if token in tokens] == tokens and begun == sorted(begun)
+    [alone] = encoding.encode_calls([f' [QA(a="{asked}") -> {result}]'])
+    [chain] = encoding.encode_calls([f' [QA(a="{asked}") -> {result}]' * 2])
     assert chain == alone * 2
     first = begun[0][0]
-    assert found.ids[first : first + len(alone)] == alone and found.ids[:first] == encoding.texts(["it is"])[0].ids
+    assert (
+        found.token_ids[first : first + len(alone)] == alone
+        and found.token_ids[:first] == encoding.encode_texts(["it is"])[0].token_ids
+    )
     places = [5, 5 + call.index('")<tool_response>') + 2, 5 + len(call) - len("</tool_call>")]
     assert [int(found.offsets[at]) for at, _ in begun] == places
 
@@ -158,15 +161,15 @@ def test_a_sample_ends_with_the_marker_and_is_read_in_the_paper_s_form(
     kind: str, markers: CallMarkers, special: bool
 ) -> None:
     encoding = Encoding(with_markers(kind, markers, special))
-    start = len(encoding.start)
-    [sampled] = (ids[start:] for ids in encoding.calls([" [QA(who is it?)]"]))
-    assert encoding.body(sampled) == "QA(who is it?)" and encoding.has_ended(sampled)
-    assert encoding.may_end(np.array(sampled))[-1] and not encoding.has_ended(sampled[:-1])
+    start = len(encoding.call_start_ids)
+    [sampled] = (ids[start:] for ids in encoding.encode_calls([" [QA(who is it?)]"]))
+    assert encoding.decode_call_body(sampled) == "QA(who is it?)" and encoding.has_sample_ended(sampled)
+    assert encoding.can_end_sample(np.array(sampled))[-1] and not encoding.has_sample_ended(sampled[:-1])
     if special or kind != "prepended":  # which puts a space after every token that was added, in any text
-        [named] = (ids[start:] for ids in encoding.calls([f' [W(city="{markers.end}", at="->")]']))
-        assert encoding.body(named) == f'W(city="{markers.end}", at="->")'
-    [answered] = (ids[start:] for ids in encoding.calls([" [QA(1) -> 2]"]))
-    assert str(encoding.body(answered)).replace(" ", "") == "QA(1)->2"
+        [named] = (ids[start:] for ids in encoding.encode_calls([f' [W(city="{markers.end}", at="->")]']))
+        assert encoding.decode_call_body(named) == f'W(city="{markers.end}", at="->")'
+    [answered] = (ids[start:] for ids in encoding.encode_calls([" [QA(1) -> 2]"]))
+    assert str(encoding.decode_call_body(answered)).replace(" ", "") == "QA(1)->2"
 
 
 def test_a_checkpoint_s_folder_tells_its_markers(tmp_path: Path) -> None:
@@ -175,26 +178,26 @@ def test_a_checkpoint_s_folder_tells_its_markers(tmp_path: Path) -> None:
     base = ModelSettings(name=save(tiny_model("GPT-2", tokenizer), tmp_path / "base"), device="cpu", markers=SPECIAL)
     assert load_encoding(base).markers == SPECIAL
     load_encoding(base).tokenizer.save_pretrained(tmp_path / "told")
-    assert json.loads((tmp_path / "told/tokenizer_config.json").read_text())[MARKERS] == SPECIAL.model_dump()
+    assert json.loads((tmp_path / "told/tokenizer_config.json").read_text())[MARKERS_KEY] == SPECIAL.model_dump()
     told = save(load_model(base), tmp_path / "told")
     plain = ModelSettings(name=base.name, device="cpu")
     assert load_model(plain, told).encoding.markers == SPECIAL
     assert load_model(plain.model_copy(update={"markers": TEXTUAL}), told).encoding.markers == SPECIAL
     with pytest.raises(ModelError, match=r"was finetuned with other markers of calls; set \[model\] markers to"):
-        refuse_other_markers(ModelSettings(name=told))
-    refuse_other_markers(ModelSettings(name=told, markers=SPECIAL))
-    refuse_other_markers(base)
-    assert load_encoding(ModelSettings(name=told, markers=SPECIAL)).start == load_encoding(base).start
+        check_call_markers(ModelSettings(name=told))
+    check_call_markers(ModelSettings(name=told, markers=SPECIAL))
+    check_call_markers(base)
+    assert load_encoding(ModelSettings(name=told, markers=SPECIAL)).call_start_ids == load_encoding(base).call_start_ids
 
 
 def test_another_model_has_the_settings_markers_and_a_checkpoint_without_any_the_paper_s(tmp_path: Path) -> None:
     names = [save(tiny_model("GPT-2", tokenizer_of("merged")), tmp_path / name) for name in ("base", "other", "ours")]
-    (tmp_path / "ours" / CHECKPOINT).write_text("{}")
+    (tmp_path / "ours" / CHECKPOINT_FILE_NAME).write_text("{}")
     base = ModelSettings(name=names[0], device="cpu", markers=TEXTUAL)
     found = [load_model(base, name).encoding.markers for name in names]
     assert found == [TEXTUAL, TEXTUAL, PAPER_MARKERS]
     with pytest.raises(ModelError, match="was finetuned with other markers"):
-        refuse_other_markers(base.model_copy(update={"name": names[2]}))
+        check_call_markers(base.model_copy(update={"name": names[2]}))
 
 
 def test_markers_that_a_tokenizer_cannot_write_are_refused(tmp_path: Path) -> None:

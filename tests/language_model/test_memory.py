@@ -17,10 +17,10 @@ from toolformer_dag.model import sharing
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel, wrap_language_model
-from toolformer_dag.model.memory import TokenBudget, is_out_of_memory
+from toolformer_dag.model.memory import TokenBudget, is_out_of_memory_error
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.model.transformers_backend import TransformersBackend
-from toolformer_dag.model.trials import ORDINARY_TEXT, TRIAL, TRIAL_ENDS, list_trial_tokens
+from toolformer_dag.model.trials import ORDINARY_TEXT, TRIAL_END_TOKEN_COUNT, TRIAL_TOKEN_COUNT, list_trial_token_ids
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.model_settings import SamplingSettings
 
@@ -34,7 +34,9 @@ def test_batches_hold_everything_once_and_stay_under_the_budget(lengths: list[in
         seen.append(batch)
         return batch
 
-    assert TokenBudget(tokens).run(lengths, work, lower="k", share=share) == list(range(len(lengths)))
+    assert TokenBudget(tokens).run_in_batches(lengths, work, settings_to_lower="k", budgets_per_batch=share) == list(
+        range(len(lengths))
+    )
     assert sorted(index for batch in seen for index in batch) == list(range(len(lengths)))
     assert [lengths[i] for batch in seen for i in batch] == sorted(lengths)
     for batch in seen:
@@ -44,8 +46,8 @@ def test_batches_hold_everything_once_and_stay_under_the_budget(lengths: list[in
 def test_a_real_allocation_that_fails_is_recognised() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55)
-    assert is_out_of_memory(caught.value)
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert is_out_of_memory_error(caught.value)
+    assert not is_out_of_memory_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
 def test_other_errors_are_not_swallowed() -> None:
@@ -53,7 +55,7 @@ def test_other_errors_are_not_swallowed() -> None:
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match="something else"):
-        TokenBudget(100).run([1, 2], work, lower="k")
+        TokenBudget(100).run_in_batches([1, 2], work, settings_to_lower="k")
 
 
 class Narrow(torch.nn.Module):
@@ -88,8 +90,8 @@ def test_the_engine_gives_the_same_rows_on_a_device_with_little_memory(
     expected = rows(roomy)
     found = rows(narrow)
     assert found[0] == expected[0] and found[1] == pytest.approx(expected[1], abs=1e-5)
-    assert narrow.backend.budget.tokens <= 128 < roomy.backend.budget.tokens
-    assert narrow.counts.passes > roomy.counts.passes
+    assert narrow.backend.token_budget.max_tokens <= 128 < roomy.backend.token_budget.max_tokens
+    assert narrow.token_counts.passes > roomy.token_counts.passes
 
 
 @pytest.mark.parametrize("name", ["gemma2", "bloom", "recurrent_gemma"])
@@ -184,18 +186,20 @@ def test_control_tokens_that_a_model_cannot_read_leave_it_on_the_fast_path(kind:
     tokenizer = KINDS[kind]()
     low = low_tokens(kind, tokenizer)
     assert {3, 5, 7, 9} <= low
-    assert TransformersBackend(chaotic(tokenizer, low, dtype)).sharing.method == sharing.SHARED
+    assert TransformersBackend(chaotic(tokenizer, low, dtype)).sharing.method == sharing.SHARED_KEYS
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trial_runs_an_ordinary_text_as_texts_begin(kind: str) -> None:
     tokenizer = KINDS[kind]()
     encoding = Encoding(tokenizer)
-    tokens = list_trial_tokens(encoding)
-    behind = tokens[len(encoding.bos) :]
-    assert len(tokens) == TRIAL + TRIAL_ENDS and tokens[: len(encoding.bos)] == encoding.bos
+    tokens = list_trial_token_ids(encoding)
+    behind = tokens[len(encoding.bos_ids) :]
+    assert (
+        len(tokens) == TRIAL_TOKEN_COUNT + TRIAL_END_TOKEN_COUNT and tokens[: len(encoding.bos_ids)] == encoding.bos_ids
+    )
     assert ORDINARY_TEXT.startswith(tokenizer.decode(behind).strip()) and not low_tokens(kind, tokenizer) & {*behind}
-    assert tokens[TRIAL_ENDS:TRIAL] != tokens[TRIAL:]
+    assert tokens[TRIAL_END_TOKEN_COUNT:TRIAL_TOKEN_COUNT] != tokens[TRIAL_TOKEN_COUNT:]
 
 
 def test_a_vocabulary_without_the_words_of_the_text_is_tried_with_its_own() -> None:
@@ -205,7 +209,7 @@ def test_a_vocabulary_without_the_words_of_the_text_is_tried_with_its_own() -> N
     words.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<s>")
     encoding = Encoding(tokenizer)
-    tokens = list_trial_tokens(encoding)
-    assert len(tokens) == TRIAL + TRIAL_ENDS and not {0, 1} & {*tokens}
+    tokens = list_trial_token_ids(encoding)
+    assert len(tokens) == TRIAL_TOKEN_COUNT + TRIAL_END_TOKEN_COUNT and not {0, 1} & {*tokens}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(vocabulary), n_embd=8, n_layer=1, n_head=1))
-    assert TransformersBackend(wrap_language_model("few", model, tokenizer)).sharing.method == sharing.SHARED
+    assert TransformersBackend(wrap_language_model("few", model, tokenizer)).sharing.method == sharing.SHARED_KEYS

@@ -9,13 +9,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, GPTJConfig, LlamaConfig
 
-from toolformer_dag.model.attention import on_device
+from toolformer_dag.model.attention import create_tensor
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.loading import fuse_activations
 from toolformer_dag.model.memory import TokenBudget
 from toolformer_dag.model.prefixes import CachedPrefixes
 from toolformer_dag.model.shared_keys import CachedBranches, CachedPrompt
-from toolformer_dag.model.sharing import SHARED, Sharing
+from toolformer_dag.model.sharing import SHARED_KEYS, Sharing
 
 VIEWS = (
     *(
@@ -80,26 +80,26 @@ def operations(work: Callable[[], object]) -> Counter[str]:
 
 def samples(backbone: Backbone) -> CachedBranches:
     """Branches of three texts in disorder, after a common prompt."""
-    texts = CachedPrompt(backbone, range(1, 30)).texts(slots=3, width=9)
-    texts.features([0, 1, 2], [range(1, 10), range(1, 8), range(1, 9)], 0)
-    branches = texts.branches(capacity=6, max_tokens=8)
-    branches.admit([0, 2, 1, 0, 2, 0], [8, 3, 5, 7, 6, 2])
+    texts = CachedPrompt(backbone, range(1, 30)).create_text_cache(slot_count=3, max_text_tokens=9)
+    texts.run_texts([0, 1, 2], [range(1, 10), range(1, 8), range(1, 9)], 0)
+    branches = texts.create_branch_cache(max_branches=6, max_tokens=8)
+    branches.start_branches([0, 2, 1, 0, 2, 0], [8, 3, 5, 7, 6, 2])
     return branches
 
 
 def greedy_rows(backbone: Backbone) -> CachedBranches:
-    rows = Sharing(SHARED).rows(backbone)
+    rows = Sharing(SHARED_KEYS).create_branch_cache(backbone)
     assert isinstance(rows, CachedBranches)
-    rows.add([range(1, length) for length in (9, 14, 6)])
+    rows.add_sequences([range(1, length) for length in (9, 14, 6)])
     return rows
 
 
 def a_step(start: Callable[[Backbone], CachedBranches]) -> Callable[[Backbone], Counter[str]]:
     def counted(backbone: Backbone) -> Counter[str]:
         branches = start(backbone)
-        tokens = on_device([7] * len(branches.branches), backbone.device)
-        branches.step(tokens)
-        return operations(lambda: branches.step(tokens))
+        tokens = create_tensor([7] * len(branches.branches), backbone.device)
+        branches.run_next_tokens(tokens)
+        return operations(lambda: branches.run_next_tokens(tokens))
 
     return counted
 
@@ -107,7 +107,7 @@ def a_step(start: Callable[[Backbone], CachedBranches]) -> Callable[[Backbone], 
 def losses(backbone: Backbone) -> Counter[str]:
     prefixes = CachedPrefixes(backbone, [[1, 2, 3, last] for last in range(4, 8)], 64)
     texts: Sequence[Sequence[int]] = [range(1, 12), range(1, 10), range(1, 9), range(1, 12)]
-    return operations(lambda: prefixes.features(range(4), texts))
+    return operations(lambda: prefixes.run_texts(range(4), texts))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config
 
-from toolformer_dag.model.attention import NAME
+from toolformer_dag.model.attention import ATTENTION_NAME
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import wrap_language_model
 from toolformer_dag.model.requests import LossRequest, Proposal, ProposalRequest, select_positions
-from toolformer_dag.model.sharing import OWN_CACHE, RECOMPUTED, SHARED
+from toolformer_dag.model.sharing import OWN_CACHE, RECOMPUTED, SHARED_KEYS
 from toolformer_dag.settings.model_settings import SamplingSettings
 
 SAMPLING = SamplingSettings(max_call_tokens=12, seed=3)
@@ -23,7 +23,7 @@ def requests_for(texts: tuple[str, ...]) -> list[ProposalRequest]:
 
 
 def samples(proposals: list[Proposal]) -> list[tuple[int, int, int, str | None]]:
-    return [(n, s.position, s.sample, s.body) for n, proposal in enumerate(proposals) for s in proposal.samples]
+    return [(n, s.position, s.sample_number, s.body) for n, proposal in enumerate(proposals) for s in proposal.samples]
 
 
 def propose(engine: Any, prompt: str, requests: list[ProposalRequest], **options: Any) -> list[Proposal]:
@@ -39,13 +39,13 @@ def check(case: Any, prompt: str, texts: tuple[str, ...], proposals: list[Propos
         expected = [case.reference.probability(prompt, text, i) for i in places]
         assert np.allclose(proposal.probabilities[places], expected, rtol=1e-4, atol=1e-6)
         for each in proposal.samples:
-            numbers = stream(SAMPLING, f"digest{number}", each.position, each.sample)
+            numbers = stream(SAMPLING, f"digest{number}", each.position, each.sample_number)
             assert each.body == case.reference.sample(prompt, text, each.position, numbers)
             assert each.reason == (None if each.body is not None else "no_end")
 
 
 def test_the_families_of_the_paper_run_with_shared_keys(case: Any) -> None:
-    assert case.engine().backend.sharing.method == SHARED
+    assert case.engine().backend.sharing.method == SHARED_KEYS
 
 
 def test_a_model_that_does_not_fit_shared_keys_runs_without_and_running_out_of_memory_is_said(cases: Any) -> None:
@@ -53,7 +53,7 @@ def test_a_model_that_does_not_fit_shared_keys_runs_without_and_running_out_of_m
     for error in (RuntimeError("shapes do not fit"), torch.OutOfMemoryError("no memory left")):
 
         def refuse(*_: Any, error: RuntimeError = error) -> None:
-            if language_model.model.config._attn_implementation == NAME:
+            if language_model.model.config._attn_implementation == ATTENTION_NAME:
                 raise error
 
         hook = language_model.model.base_model.register_forward_pre_hook(refuse)
@@ -110,14 +110,14 @@ def test_what_is_stored_is_not_sampled_again(case: Any, prompt: str, texts: tupl
     requests = requests_for(texts)
     first, everything = (propose(case.engine(), prompt, requests, m=m) for m in (2, 4))
     again = [
-        ProposalRequest(r.text, r.digest, p.probabilities, frozenset((s.position, s.sample) for s in p.samples))
+        ProposalRequest(r.text, r.digest, p.probabilities, frozenset((s.position, s.sample_number) for s in p.samples))
         for r, p in zip(requests, first, strict=True)
     ]
     engine = case.engine()
-    assert samples(propose(engine, prompt, again, m=2)) == [] and engine.counts.passes == 0
+    assert samples(propose(engine, prompt, again, m=2)) == [] and engine.token_counts.passes == 0
     more = samples(propose(engine, prompt, again, m=4))
     assert sorted(more + samples(first)) == sorted(samples(everything))
-    assert engine.counts.positions == 0 and engine.counts.samples > 0
+    assert engine.token_counts.positions == 0 and engine.token_counts.samples > 0
 
 
 def test_seed_and_digest_change_samples(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
@@ -145,9 +145,9 @@ def test_tokens_are_counted_by_kind(cases: Any, prompt: str, texts: tuple[str, .
         for _ in range(2):
             propose(engine, prompt, requests_for(texts), m=0)
         lengths = [len(tokens(text)) for text in texts]
-        assert engine.counts.prompt == head
-        assert engine.counts.positions == 2 * sum(2 * n + output - 1 + more * n for n in lengths)
-        assert engine.counts.samples == 0
+        assert engine.token_counts.prompt == head
+        assert engine.token_counts.positions == 2 * sum(2 * n + output - 1 + more * n for n in lengths)
+        assert engine.token_counts.samples == 0
 
 
 def test_samples_that_agree_so_far_are_one_sequence(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
@@ -155,7 +155,7 @@ def test_samples_that_agree_so_far_are_one_sequence(gpt2: Any, prompt: str, text
     cold = SamplingSettings(temperature=0.01, max_call_tokens=6)
     found = propose(engine, prompt, requests_for(texts[:1]), k=1, m=9, sampling=cold)[0]
     assert len({each.body for each in found.samples}) == 1
-    assert engine.counts.samples <= 6
+    assert engine.token_counts.samples <= 6
 
 
 def test_texts_that_do_not_fit_or_are_empty_are_refused(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
@@ -203,9 +203,9 @@ def test_texts_that_wait_take_the_places_of_those_that_are_done(gpt2: Any, promp
     for number, request in enumerate(requests):
         one = gpt2.engine()
         alone += [(number, *sample[1:]) for sample in samples(propose(one, prompt, [request], **many))]
-        steps.append(one.counts.decoding_steps)
+        steps.append(one.token_counts.decoding_steps)
     assert found == alone
-    assert len(set(steps)) > 1 and engine.counts.decoding_steps < sum(steps) / 2
+    assert len(set(steps)) > 1 and engine.token_counts.decoding_steps < sum(steps) / 2
 
 
 TOLERANCE = 0.1

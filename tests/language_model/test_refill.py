@@ -35,11 +35,11 @@ class EndTokens:
     tokens: tuple[int, ...]
     late: bool = False
 
-    def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.isin(tokens, self.tokens)
+    def can_end_sample(self, token_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.isin(token_ids, self.tokens)
 
-    def has_ended(self, sampled: Sequence[int]) -> bool:
-        return len(sampled) > 3 or not self.late
+    def has_sample_ended(self, sampled_ids: Sequence[int]) -> bool:
+        return len(sampled_ids) > 3 or not self.late
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def failing(backend: TransformersBackend, passes: set[int], longest: int) -> Ite
     def fail(*_: Any) -> None:
         nonlocal ran
         ran += 1
-        if ran in passes and backend.budget.tokens > longest:
+        if ran in passes and backend.token_budget.max_tokens > longest:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     hook = backend.backbone.model.get_input_embeddings().register_forward_pre_hook(fail)
@@ -143,7 +143,7 @@ def test_any_texts_and_points_give_the_naive_numbers(
     asked: Any = (HEAD, start, EndTokens(tuple(ends), late), SamplingSettings(max_call_tokens=length))
     ours = dict[int, NDArray[np.float32]]()
     theirs = dict[int, NDArray[np.float32]]()
-    backend.budget.tokens = budget
+    backend.token_budget.max_tokens = budget
     longest = max(len(HEAD) + (each.most + 1) * (len(HEAD) + len(each.ids) + len(start) + length) for each in drawn)
     expected = propose(NaiveBackend(backend.language_model, caches=False), drawn, theirs, *asked)
     with failing(backend, failures, longest):
@@ -191,7 +191,7 @@ def propose(
     sampling: SamplingSettings,
 ) -> list[list[list[int]]]:
     given = [each.text(number, sampling.max_call_tokens, seen) for number, each in enumerate(drawn)]
-    return backend.propose(head, given, start, ends, sampling)
+    return backend.sample_calls(head, given, start, ends, sampling)
 
 
 @settings(max_examples=EXAMPLES, derandomize=True)
@@ -219,7 +219,7 @@ def test_numbers_that_overflow_stay_with_their_text_and_sample(
     of_naive = EndTokens((*ends, *OVERFLOWS, NOT_FINITE))
     sampling = SamplingSettings(max_call_tokens=length)
     naive = NaiveBackend(backend.language_model, caches=False)
-    backend.budget.tokens = budget
+    backend.token_budget.max_tokens = budget
     with overflowing(backend, value):
         expected = propose(naive, drawn, theirs, HEAD, start, of_naive, sampling)
         found = propose(backend, drawn, ours, HEAD, start, own, sampling)
@@ -249,10 +249,10 @@ def test_a_call_whose_numbers_overflow_changes_no_other_loss(
     """Calls share their beginnings, so that they stand in one pass with those that overflow."""
     sequences = [([99, *HEAD[:shared], *prefix], list(text)) for shared, prefix, text in pieces]
     queries = [TokenQuery("loss_call", prefix, text, [0, len(text) - 1], [[5], [9]]) for prefix, text in sequences]
-    backend.budget.tokens = budget
+    backend.token_budget.max_tokens = budget
     with overflowing(backend, value):
-        expected = NaiveBackend(backend.language_model).log_probabilities(queries)
-        found = backend.log_probabilities(queries)
+        expected = NaiveBackend(backend.language_model).compute_log_probabilities(queries)
+        found = backend.compute_log_probabilities(queries)
     for (prefix, text), one, other in zip(sequences, found, expected, strict=True):
         if set(prefix) & set(OVERFLOWS):
             assert np.isnan(one).all()

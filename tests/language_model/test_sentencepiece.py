@@ -14,12 +14,12 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from toolformer_dag.model.loading import load_encoding
-from toolformer_dag.model.sentencepieces import TEXTS
+from toolformer_dag.model.sentencepieces import TRIAL_TEXTS
 from toolformer_dag.model.weights import ModelError, read_model_identity
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.tools.language_identifier import ENGLISH
+from toolformer_dag.tools.language_identifier import ENGLISH_FLORES_CODE
 from toolformer_dag.tools.options import PretrainedOptions, load_tokenizer
-from toolformer_dag.tools.translators import encode, load_nllb_tokenizer
+from toolformer_dag.tools.translators import encode_texts, load_nllb_tokenizer
 
 LINES = [
     "The total is 94 + 23 = 117 apples . [Calculator(94 + 23) -> 117] and 5 - 6 = 8 .",
@@ -58,15 +58,15 @@ def folder(tmp_path: Path) -> Folder:
 def test_llama_is_read_as_sentencepiece_reads_it(folder: Folder) -> None:
     made, own = folder("llama", "llama")
     encoding = load_encoding(ModelSettings(name=str(made)))
-    for text in (*TEXTS, *LINES[:3], "Ada had 17 apples ."):
+    for text in (*TRIAL_TEXTS, *LINES[:3], "Ada had 17 apples ."):
         assert encoding.tokenizer(text, add_special_tokens=False).input_ids == own.encode(text)
-    assert encoding.texts(["The total is 117 ."])[0].ids == own.encode("The total is 117 .")
+    assert encoding.encode_texts(["The total is 117 ."])[0].token_ids == own.encode("The total is 117 .")
 
 
 def test_t5_is_read_as_sentencepiece_reads_it_with_or_without_its_class(folder: Folder) -> None:
     made, own = folder("t5", "t5", named=False)
     tokenizer = load_tokenizer("AutoTokenizer", PretrainedOptions(model=str(made)))
-    for text in (*TEXTS, *LINES[:3], "a  b\nc ☃"):
+    for text in (*TRIAL_TEXTS, *LINES[:3], "a  b\nc ☃"):
         assert tokenizer(text, add_special_tokens=False).input_ids == own.encode(text)
 
 
@@ -77,12 +77,12 @@ def test_nllb_knows_words_and_languages(folder: Folder, listed: bool) -> None:
         told = {"tokenizer_class": "NllbTokenizer", "additional_special_tokens": list(FAIRSEQ_LANGUAGE_CODES)}
         (made / "tokenizer_config.json").write_text(json.dumps(told))
     tokenizer = load_nllb_tokenizer(PretrainedOptions(model=str(made)))
-    [ids] = encode(tokenizer, ["A sentence of English words ."], [ENGLISH])
+    [ids] = encode_texts(tokenizer, ["A sentence of English words ."], [ENGLISH_FLORES_CODE])
     assert tokenizer.convert_ids_to_tokens(ids)[1:-1] == own.encode("A sentence of English words .", out_type=str)
     codes = own.get_piece_size() + 1  # the checkpoints' ids: 256,001 for ace_Arab, 256,203 for <mask>
     ace_arab, last, mask = tokenizer.convert_tokens_to_ids(["ace_Arab", "zul_Latn", "<mask>"])
     assert (ace_arab, last, mask) == (codes, codes + 201, codes + 202) and len(tokenizer) == codes + 203
-    assert ids[0] == codes + FAIRSEQ_LANGUAGE_CODES.index(ENGLISH)
+    assert ids[0] == codes + FAIRSEQ_LANGUAGE_CODES.index(ENGLISH_FLORES_CODE)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt2"])

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tests.agreement import assert_same_numbers
 from tests.tiny_models import TEXTS, tiny_model, tokenizer_of
-from toolformer_dag.model.drawing import draw
+from toolformer_dag.model.drawing import draw_next_tokens
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.token_service import TokenAnswer, TokenRequest
-from toolformer_dag.settings.model_settings import ENGINES, RUN_ELSEWHERE, ModelSettings
+from toolformer_dag.settings.model_settings import ENGINES, EXTERNAL_ENGINES, ModelSettings
 
 
 class PlainService:
@@ -65,7 +65,7 @@ def _next(request: TokenRequest, logits: Tensor, at: int, matcher: LLMatcher | N
         return request.forced[at]
     if request.uniforms is not None:
         number = torch.tensor(request.uniforms[at : at + 1])
-        return int(draw(logits[None], torch.tensor([0]), number, request.temperature, request.top_p))
+        return int(draw_next_tokens(logits[None], torch.tensor([0]), number, request.temperature, request.top_p))
     if matcher is None:
         return int(logits.index_fill(0, torch.tensor(list(request.forbidden), dtype=torch.int64), -torch.inf).argmax())
     allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
@@ -119,15 +119,15 @@ def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape
 
 
 def test_the_next_token_is_found_where_all_that_were_listed_are_forbidden() -> None:
-    one, other = (engine.backend.greedy([[5, 6, 7], [8, 9]]) for engine in both("GPT-2", "bytes"))
+    one, other = (engine.backend.start_greedy_rows([[5, 6, 7], [8, 9]]) for engine in both("GPT-2", "bytes"))
     for _ in range(70):
-        assert one.best() == other.best()
+        assert one.find_best_tokens() == other.find_best_tokens()
         for rows in (one, other):
-            rows.forbid(list(enumerate(rows.best())))
+            rows.forbid_tokens(list(enumerate(rows.find_best_tokens())))
 
 
-@pytest.mark.parametrize("engine", RUN_ELSEWHERE)
+@pytest.mark.parametrize("engine", EXTERNAL_ENGINES)
 def test_each_engine_that_runs_a_model_names_its_module_and_has_a_field_for_its_options(engine: str) -> None:
-    module = ENGINES[engine].module
+    module = ENGINES[engine].service_module
     assert module is not None and find_spec(module) is not None
     assert engine in ModelSettings.model_fields

@@ -15,17 +15,24 @@ from polars.testing import assert_frame_equal
 from tests.worlds import BASE, PROMPT, write_shard
 from toolformer_dag.computing import workers as workers_of_settings
 from toolformer_dag.computing.chunks import OneProcess, Task, ThisProcess, WorkerError
-from toolformer_dag.computing.plan import Lane, Plan, Role, lanes
-from toolformer_dag.computing.reasons import NEVER_MADE, differences
-from toolformer_dag.computing.stage import TEXT_KEY, Claimed, Column, PartRows, Stage, StaleInput, TableOutput
-from toolformer_dag.computing.update import Progress, TableReport, update, withdraw
+from toolformer_dag.computing.plan import Lane, Plan, Role, load_lanes
+from toolformer_dag.computing.reasons import NEVER_MADE, find_differences
+from toolformer_dag.computing.stage import TEXT_KEY, ClaimedKeys, Column, PartRows, Stage, StaleInput, TableOutput
+from toolformer_dag.computing.update import ProgressCallback, TableReport, update_table, withdraw_shard
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.computing.workers import Executor, ExecutorOf, Tables, Workers, in_process, worker_count
+from toolformer_dag.computing.workers import (
+    Executor,
+    ExecutorBuilder,
+    TablesByName,
+    Workers,
+    build_in_process_executor,
+    choose_worker_count,
+)
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.lake.warehouse_building import build_warehouse
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline import removed_documents
-from toolformer_dag.pipeline.stages import list_table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import build_warehouse_tables, list_table_outputs
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NEVER_MADE",
     "TEXT_KEY",
-    "Claimed",
+    "ClaimedKeys",
     "Column",
     "Lane",
     "OneProcess",
@@ -49,13 +56,13 @@ __all__ = [
     "Worker",
     "WorkerError",
     "Workers",
-    "differences",
+    "build_in_process_executor",
+    "build_warehouse_tables",
+    "choose_worker_count",
     "executor_of",
-    "in_process",
+    "find_differences",
     "local_processes",
-    "warehouse_tables",
-    "withdraw",
-    "worker_count",
+    "withdraw_shard",
 ]
 """What tests take from here, so that a rebuild of the inside changes one file."""
 SETTINGS = f"""{BASE}
@@ -82,14 +89,14 @@ SCREENED = "screened_documents"
 REMOVED = "removed_documents"
 
 
-def executor_of(worker: Worker, tables: Tables) -> Executor:
+def executor_of(worker: Worker, tables: TablesByName) -> Executor:
     """Return the executor that the settings name."""
-    return workers_of_settings.executor_of(list_table_outputs, worker, tables)
+    return workers_of_settings.build_configured_executor(list_table_outputs, worker, tables)
 
 
-def local_processes(count: int, worker: Worker, tables: Tables) -> Executor:
+def local_processes(count: int, worker: Worker, tables: TablesByName) -> Executor:
     """Return processes of this machine."""
-    return workers_of_settings.local_processes(count, list_table_outputs, worker, tables)
+    return workers_of_settings.build_local_processes_executor(count, list_table_outputs, worker, tables)
 
 
 LANE = ("tau_s", "k", "m", "tau_f", "look_ahead")
@@ -119,7 +126,7 @@ class CountingWorker(Worker):
     def engine(self, role: Role) -> "Engine":
         """Return the shared engine."""
         self.engines += 1
-        return engine_of(self.plan.model_of(role))
+        return engine_of(self.plan.get_model_settings(role))
 
 
 def silent(done: int, total: int) -> None:
@@ -161,7 +168,7 @@ class Line:
     def plan(self) -> Plan:
         """Read the settings as they are now."""
         overrides = [f"{path}={value}" for path, value in self.values.items()]
-        plan = Plan.of(load_settings(self.folder / "toolformer.toml", environment={}, overrides=overrides))
+        plan = Plan.from_settings(load_settings(self.folder / "toolformer.toml", environment={}, overrides=overrides))
         return replace(plan, lanes=tuple(map(self.adapt, plan.lanes)))
 
     def outputs(self) -> dict[str, TableOutput]:
@@ -175,8 +182,8 @@ class Line:
     def update(
         self,
         *stages: str,
-        executor_of: ExecutorOf = in_process,
-        progress: Progress = silent,
+        executor_of: ExecutorBuilder = build_in_process_executor,
+        progress: ProgressCallback = silent,
     ) -> Reports:
         """Bring the tables of these stages up to date, in this order, or all; return the reports by stage."""
         outputs = self.outputs()
@@ -185,11 +192,11 @@ class Line:
             names[names.index(RAW_SHARDS) + 1 : 0] = [SCREENED, REMOVED]
         with self.lent(outputs, executor_of) as (worker, workers):
             shown = {name: progress if name in (stages or names) else silent for name in names}
-            return {name: update(worker, workers, outputs[name], shown[name]) for name in names}
+            return {name: update_table(worker, workers, outputs[name], shown[name]) for name in names}
 
     @contextmanager
     def lent(
-        self, outputs: Mapping[str, TableOutput], executor_of: ExecutorOf = in_process
+        self, outputs: Mapping[str, TableOutput], executor_of: ExecutorBuilder = build_in_process_executor
     ) -> Iterator[tuple[CountingWorker, Workers]]:
         """Lend a worker and the workers of a run over these tables, and end them."""
         self.worker = CountingWorker(next(iter(outputs.values())).plan)
@@ -207,14 +214,14 @@ class Line:
     def read(self, stage: str) -> pl.DataFrame:
         """Return all rows of a table without what measures time."""
         table = self.output(stage).table
-        return pl.concat([table.read(part) for part in table.parts()]).drop(MEASURED, strict=False)
+        return pl.concat([table.read_part(part) for part in table.list_part_names()]).drop(MEASURED, strict=False)
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return all rows of all tables, by table and part, without what measures time."""
         return {
-            f"{output.name}[{part}]": output.table.read(part).drop(MEASURED, strict=False)
+            f"{output.name}[{part}]": output.table.read_part(part).drop(MEASURED, strict=False)
             for output in self.outputs().values()
-            for part in output.table.parts()
+            for part in output.table.list_part_names()
         }
 
 
@@ -230,17 +237,19 @@ def assert_same(one: Line, other: Line) -> None:
 def cost(reports: Reports, kind: str) -> tuple[int, int]:
     """Return (computed, reused) of one kind, over all tables."""
     works = [report.work for report in reports.values()]
-    return sum(work.computed[kind] for work in works), sum(work.reused[kind] for work in works)
+    return sum(work.computed_rows_by_kind[kind] for work in works), sum(
+        work.reused_rows_by_kind[kind] for work in works
+    )
 
 
 def tokens(reports: Reports) -> int:
     """Return the tokens that went through the model."""
-    return sum(sum(report.work.tokens.values()) for report in reports.values())
+    return sum(sum(report.work.tokens_by_kind.values()) for report in reports.values())
 
 
 def computed(reports: Reports) -> int:
     """Return the rows of all kinds that were computed."""
-    return sum(report.computed for report in reports.values())
+    return sum(report.computed_row_count for report in reports.values())
 
 
 def hand_made(
@@ -260,18 +269,20 @@ def hand_made(
     if model is not None:
         written["model"] = {"name": str(model)}
     settings = Settings.model_validate({"root": folder, **written})
-    plan = Plan(settings, tuple(lanes(settings)), {"name": "none"}, Lake.of(settings.paths), {"name": "none"})
+    plan = Plan(
+        settings, tuple(load_lanes(settings)), {"name": "none"}, Lake.from_settings(settings.paths), {"name": "none"}
+    )
     return {output.name: output for output in list_table_outputs(plan)}
 
 
 def update_one(outputs: Mapping[str, TableOutput], name: str) -> TableReport:
     """Bring one table up to date in this process."""
     worker = Worker(outputs[name].plan)
-    workers = Workers(worker, outputs, in_process)
-    if removed_documents.NAME in outputs[name].depends_on:
-        for before in (removed_documents.SCREENED_NAME, removed_documents.NAME):
-            update(worker, workers, outputs[before], silent)
-    return update(worker, workers, outputs[name], silent)
+    workers = Workers(worker, outputs, build_in_process_executor)
+    if removed_documents.TABLE_NAME in outputs[name].depends_on:
+        for before in (removed_documents.SCREENED_TABLE_NAME, removed_documents.TABLE_NAME):
+            update_table(worker, workers, outputs[before], silent)
+    return update_table(worker, workers, outputs[name], silent)
 
 
 def frame_of(output: TableOutput, rows: Sequence[Mapping[str, object]]) -> pl.DataFrame:
@@ -289,7 +300,9 @@ def warehouse(outputs: Mapping[str, TableOutput], name: str = "w") -> Path:
     """Build the warehouse over the tables."""
     plan = next(iter(outputs.values())).plan
     file = plan.settings.root / f"{name}.duckdb"
-    build(plan.lake, CallWarehouse(warehouse_tables(list(outputs.values())), plan.lane_names), file)
+    build_warehouse(
+        plan.lake, CallWarehouse(build_warehouse_tables(list(outputs.values())), plan.tool_name_by_lane_key), file
+    )
     return file
 
 

@@ -10,5 +10,5 @@ if __name__ == "__main__":  # the workers import this module again
 
     output = Line(Path(sys.argv[1])).output("raw_shards")
     pool = Workers(Worker(output.plan), {}, partial(local_processes, 2))
-    for _ in pool.map_chunks(Task(output.name, output.code_version, shard) for shard in output.plan.shards):
+    for _ in pool.map_chunks(Task(output.name, output.code_version, shard) for shard in output.plan.shards_by_name):
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)  # noqa: T201

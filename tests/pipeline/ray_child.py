@@ -20,7 +20,7 @@ import psutil
 from tests.pipeline.conftest import Line, Worker, Workers, executor_of
 from tests.processes import processes_with
 from tests.ray_cluster import HEAD, Machine, actors, cluster, kill
-from toolformer_dag.computing.update import Progress
+from toolformer_dag.computing.update import ProgressCallback
 
 ACTOR = "ray::ChunkServer"
 
@@ -34,7 +34,7 @@ def until_none() -> int:
     return len(processes_with(ACTOR))
 
 
-def once_stopped(machines: Sequence[Machine], then: Callable[[], object]) -> Progress:
+def once_stopped(machines: Sequence[Machine], then: Callable[[], object]) -> ProgressCallback:
     """Stop the first actor of these machines that computes, and do `then` at the next progress."""
     stopped: list[psutil.Process] = []
 
@@ -54,7 +54,7 @@ def lose_machines(line: Line, start: Callable[[], Machine]) -> dict[str, object]
     """Kill one of two machines in the middle of each stage that has workers; a new one takes its place."""
     start()
     for stage, output in line.outputs().items():
-        if output.stage.pool == "tools" or not output.stage.sharded:
+        if output.stage.pool == "tools" or not output.stage.is_sharded:
             line.update(stage)
             continue
         lost = start()
@@ -105,7 +105,7 @@ def spread(line: Line, start: Callable[..., Machine]) -> dict[str, object]:
     start(cores=2, gpus=8)
     line.set(model__device='"auto"', model__engine='"vllm"', model__vllm__tensor_parallel_size=4, execution__workers=9)
     executor = executor_of(Worker(line.plan()), {})
-    places = [executor.start() for _ in range(executor.count())]
+    places = [executor.start_worker() for _ in range(executor.count_workers())]
     told = [place.handle.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for place in places]
     return {"count": len(places), "gpus": sorted(one.future().result(120) for one in told)}
 

@@ -12,7 +12,7 @@ from polars.testing import assert_frame_equal
 from tests.pipeline.conftest import (
     TableOutput,
     TableReport,
-    differences,
+    find_differences,
     hand_made,
     publish,
     update_one,
@@ -58,8 +58,8 @@ def lake(
     outputs = hand_made(folder, *LANES, shards=sorted(held), model=model, sections=sections, tau_f=tau_f)
     inputs = [RAW, *(f"{lane}/{name}" for lane in LANES for name in ("heuristic_subset", "loss_deltas"))]
     for table in (outputs[name].table for name in inputs):
-        for gone in set(table.parts()) - set(held):
-            table.remove(gone)
+        for gone in set(table.list_part_names()) - set(held):
+            table.withdraw_part(gone)
     for shard, (ending, scored) in held.items():
         texts = {digest: f"{digest.upper()}: {WORDS}{ending}" for digest in "abcd"}
         _publish(outputs[RAW], shard, [{"digest": digest, "text": text} for digest, text in texts.items()])
@@ -88,14 +88,14 @@ def _publish(output: TableOutput, shard: str, rows: Sequence[Call]) -> None:
 def judged(outputs: dict[str, TableOutput]) -> dict[str, TableReport]:
     """Bring filtered_calls of both lanes and C* up to date; nothing is out of date after that."""
     reports = {name: update_one(outputs, name) for name in JUDGED}
-    assert not any(differences(outputs[name]) for name in JUDGED)
+    assert not any(find_differences(outputs[name]) for name in JUDGED)
     return reports
 
 
 def assert_equal(outputs: dict[str, TableOutput], fresh: dict[str, TableOutput]) -> None:
     for name in JUDGED:
-        one = outputs[name].table.pointers()
-        other = fresh[name].table.pointers()
+        one = outputs[name].table.read_pointers_by_part()
+        other = fresh[name].table.read_pointers_by_part()
         assert {part: pointer.data_version for part, pointer in one.items()} == {
             part: pointer.data_version for part, pointer in other.items()
         }
@@ -120,7 +120,7 @@ def test_whatever_came_and_went_the_rows_are_those_of_a_lake_made_from_nothing(
         fresh = lake(folder / f"fresh {number}", model, held, tau_f, examples)
         judged(fresh)
         assert_equal(outputs, fresh)
-        assert not any(count for report in reports.values() for count in report.violations.values())
+        assert not any(count for report in reports.values() for count in report.violations_by_check.values())
 
 
 def call(lane: str, digest: str, word: str, delta: float = 1.0) -> Call:
@@ -128,7 +128,7 @@ def call(lane: str, digest: str, word: str, delta: float = 1.0) -> Call:
 
 
 def updated(reports: dict[str, TableReport]) -> dict[str, tuple[str, ...]]:
-    return {name: report.updated for name, report in reports.items() if report.updated}
+    return {name: report.updated_parts for name, report in reports.items() if report.updated_parts}
 
 
 def test_a_shard_that_takes_a_place_among_the_examples_changes_the_one_that_lost_it(
@@ -141,8 +141,8 @@ def test_a_shard_that_takes_a_place_among_the_examples_changes_the_one_that_lost
     judged(lake(tmp_path, model, held, examples=2))
     held["three"] = ("", [call("calculator", "b", "two")])
     reports = judged(lake(tmp_path, model, held, examples=2))
-    assert set(reports["calculator/filtered_calls"].updated) == {"two", "three"}
-    assert reports["calculator/filtered_calls"].rejections == {"beyond_examples": 1}
+    assert set(reports["calculator/filtered_calls"].updated_parts) == {"two", "three"}
+    assert reports["calculator/filtered_calls"].rejections_by_reason == {"beyond_examples": 1}
 
 
 def test_a_threshold_by_chance_that_stays_judges_the_added_shard_alone(tmp_path: Path, model: Path) -> None:
@@ -152,11 +152,11 @@ def test_a_threshold_by_chance_that_stays_judges_the_added_shard_alone(tmp_path:
         held[shard] = ("", [call("calculator", digest, "two")])
         outputs = lake(tmp_path, model, held, by_chance)
         for each in held:
-            outputs["calculator/swapped_results"].table.remove(each)
+            outputs["calculator/swapped_results"].table.withdraw_part(each)
             publish(outputs["calculator/swapped_results"], each, [])
         report = update_one(outputs, "calculator/filtered_calls")
-        assert report.updated == (shard,)
-    inputs = outputs["calculator/filtered_calls"].table.record("two")["inputs"]
+        assert report.updated_parts == (shard,)
+    inputs = outputs["calculator/filtered_calls"].table.read_record("two")["inputs"]
     assert inputs["threshold"] == {"tau_f": 0.6, "by_chance": 0.05, "verdict": "not measured"}
 
 

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from tests.cuts import fitting, words
 from tests.pipeline.conftest import StaleInput, TableOutput, frame_of, hand_made, publish, update_one
 from toolformer_dag.computing.stage import PartRows
-from toolformer_dag.method.decided_calls import DECIDED, DECIDED_SCHEMA
+from toolformer_dag.method.decided_calls import DECIDED_CALLS_SCHEMA, DECIDED_CALLS_TABLE
 from toolformer_dag.pipeline.merging import (
     HELDOUT,
     TRAIN,
     AugmentedText,
-    Dropped,
+    DroppedCalls,
     KeptCall,
     choose_split,
-    examples,
+    iter_augmented_texts,
 )
-from toolformer_dag.texts.calls import take_out
+from toolformer_dag.texts.calls import remove_calls
 from toolformer_dag.texts.chains import ChainLink
 from toolformer_dag.texts.segments import Segment
 
@@ -40,12 +40,12 @@ calls = st.builds(
 @settings(deadline=None)
 @given(st.text("ab \n😀[]", max_size=60), st.lists(calls, max_size=12))
 def test_every_call_is_used_or_counted_and_taking_out_gives_the_text_back(text: str, kept: list[KeptCall]) -> None:
-    found = list(examples(fitting(text, 4, words), kept, list(NAMES.values())))
+    found = list(iter_augmented_texts(fitting(text, 4, words), kept, list(NAMES.values())))
     used = [one for one in found if isinstance(one, AugmentedText)]
-    dropped = sum(one.calls for one in found if isinstance(one, Dropped))
+    dropped = sum(one.call_count for one in found if isinstance(one, DroppedCalls))
     assert dropped + sum(len(one.calls) for one in used) == len(kept)
     for one in used:
-        assert take_out(one.text_with_calls, NAMES.values()) == one.segment.text
+        assert remove_calls(one.text_with_calls, NAMES.values()) == one.segment.text
         for placed in one.calls:
             at = placed.char_offset - one.segment.offset
             before = [c for c in one.calls if c.char_offset <= placed.char_offset]
@@ -57,10 +57,12 @@ def test_every_call_is_used_or_counted_and_taking_out_gives_the_text_back(text: 
 
 def test_of_two_tools_at_one_place_the_larger_delta_stays() -> None:
     found = list(
-        examples([Segment(0, 0, "is four")], [call("calculator", 3, 1.0), call("calendar", 3, 2.0)], ["Calendar"])
+        iter_augmented_texts(
+            [Segment(0, 0, "is four")], [call("calculator", 3, 1.0), call("calendar", 3, 2.0)], ["Calendar"]
+        )
     )
     assert found == [
-        Dropped("not_best_at_position", 1),
+        DroppedCalls("not_best_at_position", 1),
         AugmentedText(Segment(0, 0, "is four"), "is  [Calendar(2 + 2) -> 4]four", (call("calendar", 3, 2.0),)),
     ]
 
@@ -90,14 +92,14 @@ def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path
     publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4", segment=3)
     publish_kept(outputs["calendar/filtered_calls"], "one", "Friday", "Friday")
     report = update_one(outputs, CORPUS)
-    row = outputs[CORPUS].table.read("one").row(0, named=True)
-    assert report.rows == {"one": 1} and row["calls"] == 2 and row["tools"] == ["calculator", "calendar"]
+    row = outputs[CORPUS].table.read_part("one").row(0, named=True)
+    assert report.row_count_by_part == {"one": 1} and row["calls"] == 2 and row["tools"] == ["calculator", "calendar"]
     assert row["text_with_calls"] == (
         "It is [Calendar() -> Friday] Friday and two and two are [Calculator() -> 4] four."
     )
-    record = outputs[CORPUS].table.record("one")
-    assert record["inputs"][RAW] == outputs[RAW].table.pointer("one").data_version
-    assert report.violations == {"unique_keys": 0, "gives_text_back": 0}
+    record = outputs[CORPUS].table.read_record("one")
+    assert record["inputs"][RAW] == outputs[RAW].table.read_pointer("one").data_version
+    assert report.violations_by_check == {"unique_keys": 0, "gives_text_back": 0}
 
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve"
@@ -107,8 +109,8 @@ def publish_filtered(
     output: TableOutput, kept: Sequence[Mapping[str, object]], reasons: Sequence[Mapping[str, object]]
 ) -> None:
     """Publish kept calls by hand, with the table of reasons beside them."""
-    beside = {DECIDED: pl.DataFrame(reasons, schema=DECIDED_SCHEMA)}
-    output.publish("one", PartRows([frame_of(output, kept)], beside=beside))
+    beside = {DECIDED_CALLS_TABLE: pl.DataFrame(reasons, schema=DECIDED_CALLS_SCHEMA)}
+    output.publish("one", PartRows([frame_of(output, kept)], sibling_rows_by_table=beside))
 
 
 def plainly(folder: Path, model: Path, share: float) -> dict[str, TableOutput]:
@@ -134,7 +136,7 @@ def plainly(folder: Path, model: Path, share: float) -> dict[str, TableOutput]:
 
 def stored(outputs: dict[str, TableOutput]) -> dict[str, tuple[str, int]]:
     update_one(outputs, CORPUS)
-    rows = outputs[CORPUS].table.read("one").select("digest", "text", "text_with_calls", "calls", "tools").rows()
+    rows = outputs[CORPUS].table.read_part("one").select("digest", "text", "text_with_calls", "calls", "tools").rows()
     for _, text, with_calls, calls, tools in rows:
         assert (text == with_calls, len(tools)) == (calls == 0, min(calls, 1))
     return {digest: (text, calls) for digest, text, _, calls, _ in rows}
@@ -159,7 +161,7 @@ def test_texts_whose_calls_only_a_limit_left_out_do_not_stand_as_texts_in_which_
     key = {"tool": "calculator", "shard": "one", "digest": "four", "segment": 0, "position": 1, "sample": 0}
     publish(outputs["calculator/loss_deltas"], "one", [{**key, "char_offset": 1}])
     for reason, stands in (("beyond_examples", False), ("below_tau_f", True)):
-        kept = filtered.table.read("one").to_dicts()
+        kept = filtered.table.read_part("one").to_dicts()
         publish_filtered(filtered, kept, reasons=[{**key, "reason": reason}])
         assert ("four" in stored(outputs)) == stands
 
@@ -178,10 +180,10 @@ def test_calls_of_a_document_that_is_gone_are_refused(tmp_path: Path, model: Pat
     outputs = corpus_of(tmp_path, model, {"one": TEXT})
     publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4")
     publish_kept(outputs["calendar/filtered_calls"], "one", "Friday", "Friday")
-    outputs[RAW].table.remove("one")
+    outputs[RAW].table.withdraw_part("one")
     with pytest.raises(StaleInput, match="calls of 1 documents that are gone; materialize every tool's filtered_calls"):
         update_one(outputs, CORPUS)
-    assert not outputs[CORPUS].table.parts()
+    assert not outputs[CORPUS].table.list_part_names()
 
 
 def test_the_split_is_about_the_share_and_depends_on_the_document_alone() -> None:

@@ -12,8 +12,8 @@ from toolformer_dag.computing.stage import CALL_KEY
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, NeedRequest
 from toolformer_dag.settings.setting_types import SettingsError
-from toolformer_dag.texts.calls import Call, format_call, take_out
-from toolformer_dag.texts.chains import chain_text, other_results, parse_chain
+from toolformer_dag.texts.calls import Call, format_call, remove_calls
+from toolformer_dag.texts.chains import build_swap_comparisons, format_chain_text, parse_chain
 
 CHAINED = pl.col("chain").is_not_null()
 
@@ -46,7 +46,9 @@ def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLin
     best = scored(line).filter(pl.col("reason").is_null()).group_by("shard", "digest", "segment", "position")
     assert kept["delta"].sort().equals(best.agg(pl.col("delta").max())["delta"].sort())
     assert corpus["calls"].sum() == sum(len(parse_chain(chain)) or 1 for chain in kept["chain"])
-    assert all(take_out(x, ["Calculator"]) == text for x, text in corpus.select("text_with_calls", "text").iter_rows())
+    assert all(
+        remove_calls(x, ["Calculator"]) == text for x, text in corpus.select("text_with_calls", "text").iter_rows()
+    )
 
 
 @pytest.mark.long
@@ -112,17 +114,17 @@ def test_losses_and_needs_are_those_of_plain_passes(new_line: NewLine) -> None:
         links = parse_chain(row["chain"])
         text = texts[row["key"]]
         i = row["position"]
-        shorter = [loss(chain_text(links[:n]), text, i) for n in range(1, len(links))]
-        unanswered = chain_text(links[:-1]) + format_call(Call(links[-1].tool, links[-1].input))
-        expected = (loss("", text, i), min(shorter), loss(unanswered, text, i), loss(chain_text(links), text, i))
+        shorter = [loss(format_chain_text(links[:n]), text, i) for n in range(1, len(links))]
+        unanswered = format_chain_text(links[:-1]) + format_call(Call(links[-1].tool, links[-1].input))
+        expected = (loss("", text, i), min(shorter), loss(unanswered, text, i), loss(format_chain_text(links), text, i))
         assert [row[name] for name in ("loss_empty", "loss_before", "loss_call", "loss_result")] == pytest.approx(
             expected, abs=2e-3
         )
         assert row["delta"] == pytest.approx(min(expected[:3]) - expected[3], abs=2e-3)
-        asked = other_results(links, ["1"] * (len(links) - 1))
+        asked = build_swap_comparisons(links, ["1"] * (len(links) - 1))
         for (before, other, call), found in zip(
             asked,
-            engine_of(line.plan().settings.model).needs([NeedRequest(text, i, *one) for one in asked]),
+            engine_of(line.plan().settings.model).compute_needs([NeedRequest(text, i, *one) for one in asked]),
             strict=True,
         ):
             behind = [[*start, *ids(text)[:i], *ids(one)] for one in (before, other)]

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one, warehouse
-from toolformer_dag.cli.demo_command import TABLES
+from toolformer_dag.cli.demo_command import QUERY_BY_TITLE
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline.chance import describe_threshold, query_chance_tables, read_chosen_threshold
 
@@ -188,13 +188,13 @@ def assert_filtered(
     chosen = chosen_of(outputs, lane)
     tau_f = fallback if certified is None else certified
     assert chosen["tau_f"] == tau_f
-    kept = outputs[f"{lane}/filtered_calls"].table.scan().collect()
+    kept = outputs[f"{lane}/filtered_calls"].table.scan_parts().collect()
     assert kept.height == (0 if tau_f is None else at_least(slow.places, tau_f))
     assert set(kept["tau_f"]) <= {tau_f}
-    assert kept.height + sum(report.rejections.values()) == rows
-    assert not any(report.violations.values())
+    assert kept.height + sum(report.rejections_by_reason.values()) == rows
+    assert not any(report.violations_by_check.values())
     if tau_f is None:
-        assert "below_tau_f" not in report.rejections
+        assert "below_tau_f" not in report.rejections_by_reason
     line = describe_threshold(chosen)
     assert line.startswith("tau_f = ") == (certified is not None)
     assert ("fallback" in line) == (certified is None and fallback is not None)
@@ -294,7 +294,7 @@ def test_a_place_counts_once_however_often_it_is_swapped(tmp_path: Path) -> None
 def test_a_place_that_lacks_its_first_swap_is_swapped_all_the_same(tmp_path: Path) -> None:
     outputs = lake(tmp_path, spread(20, 1.0, -1.0))
     control = outputs["calculator/swapped_results"]
-    rows = control.table.read("one").with_columns(swap=pl.lit(1, pl.Int32)).to_dicts()
+    rows = control.table.read_part("one").with_columns(swap=pl.lit(1, pl.Int32)).to_dicts()
     publish(control, "one", rows)
     [row] = query(warehouse(outputs), "FROM swapped_statistics WHERE tau_f = 1.0").to_dicts()
     assert (row["swapped"], row["kept"], row["fdr"]) == (20, 20, 0.05)
@@ -333,13 +333,13 @@ def test_a_changed_control_filters_anew_only_where_it_chooses_the_threshold(tmp_
         update_one(outputs, "calculator/filtered_calls")
         publish(outputs["calculator/swapped_results"], "one", [])
         report = update_one(outputs, "calculator/filtered_calls")
-        assert report.unchanged != wanted
-        assert report.rows == {"one": 0 if wanted else 20, "two": 0}
+        assert report.is_unchanged != wanted
+        assert report.row_count_by_part == {"one": 0 if wanted else 20, "two": 0}
 
 
 def test_the_demo_prints_places_and_what_chance_keeps_or_that_it_cannot_tell(tmp_path: Path) -> None:
     rows = [*spread(40, 1.5, 0.5), *spread(10, 3.0, None, "b")]
-    by_chance = next(text for title, text in TABLES.items() if title.startswith("Calls kept"))
+    by_chance = next(text for title, text in QUERY_BY_TITLE.items() if title.startswith("Calls kept"))
     assert query(warehouse(lake(tmp_path, rows, "calendar")), by_chance).rows() == [
         ("calculator", 50, "50 (50, 45-50)", "50 (0, 0-5)", "10 (too few swaps to tell)"),
         ("calendar", 0, "0 (not measured)", "0 (not measured)", "0 (not measured)"),

@@ -11,8 +11,8 @@ from tests.pipeline.conftest import Line, NewLine, hand_made, publish, silent, t
 from toolformer_dag.computing.stage import CALL_KEY
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline import controls
-from toolformer_dag.pipeline.controls import ESTIMATING, Control
-from toolformer_dag.pipeline.estimate import LaneForecast, estimate
+from toolformer_dag.pipeline.controls import CHANCE_CONTROL, Control
+from toolformer_dag.pipeline.estimate import LaneForecast, forecast_annotation
 from toolformer_dag.pipeline.stages import list_lane_stages
 from toolformer_dag.settings.sections import ControlSettings
 from toolformer_dag.texts.chains import parse_chain
@@ -28,10 +28,10 @@ def backwards(calls: pl.DataFrame, settings: ControlSettings) -> list[list[str]]
 
 BACKWARDS = Control(
     name="backward_results",
-    chains_name="chained_backwards",
-    results="their own results backwards",
-    result="result of the call backwards",
-    other_results=backwards,
+    chained_stage_name="chained_backwards",
+    results_description="their own results backwards",
+    result_description="result of the call backwards",
+    choose_other_results=backwards,
     version=1,
 )
 
@@ -67,7 +67,7 @@ def test_results_equal_to_the_own_one_and_more_than_asked_for_are_no_swaps(
 
     line = finished("one")
     line.set(control__swaps=2)
-    monkeypatch.setattr(controls, "CONTROLS", (*controls.CONTROLS, replace(BACKWARDS, other_results=too_many)))
+    monkeypatch.setattr(controls, "CONTROLS", (*controls.CONTROLS, replace(BACKWARDS, choose_other_results=too_many)))
     line.update()
     swaps = line.read(BACKWARDS.name).filter(pl.col("result").is_not_null()).sort(*CALL_KEY, "swap")
     by_call = swaps.group_by(CALL_KEY, maintain_order=True).agg("swap", "result")
@@ -89,11 +89,11 @@ def test_it_is_counted_beside_the_first_one_which_alone_estimates_chance(
         assert query(database, f"FROM {view} ORDER BY ALL").equals(rows)
     statistics = query(database, "FROM control_statistics")
     assert set(statistics["control"]) == {control.name for control in controls.CONTROLS}
-    of_first = statistics.filter(control=ESTIMATING.name).drop("control")
+    of_first = statistics.filter(control=CHANCE_CONTROL.name).drop("control")
     assert_frame_equal(of_first, estimates["swapped_statistics"].select(of_first.columns))
     assert_counted(line, statistics.filter(control=BACKWARDS.name))
     output = line.output(BACKWARDS.name)
-    page = output.stage.asset.shows(output)["kept"]
+    page = output.stage.asset.collect_shown_values(output)["kept"]
     assert isinstance(page, pl.DataFrame)
     same = ("swaps", "swapped", "kept", "kept_swapped", "share_swapped")
     assert_frame_equal(page.select("tau_f", *same), statistics.filter(control=BACKWARDS.name).select("tau_f", *same))
@@ -137,7 +137,7 @@ def test_a_threshold_at_which_a_bound_of_one_control_would_count_is_left_out_for
 def forecast(line: Line) -> LaneForecast:
     outputs = line.outputs()
     with line.lent(outputs) as (worker, workers):
-        [found] = estimate(worker, workers, list(outputs.values()), silent, seed=1)
+        [found] = forecast_annotation(worker, workers, list(outputs.values()), silent, seed=1)
     return found
 
 
@@ -145,8 +145,8 @@ def test_it_is_forecast(new_line: NewLine, monkeypatch: pytest.MonkeyPatch) -> N
     with_one = forecast(new_line("one", "two"))
     add_control(monkeypatch)
     with_two = forecast(new_line("one", "two"))
-    assert with_two.texts == with_one.texts and with_two.sampled == with_one.sampled
-    assert with_two.spent > with_one.spent > 0
+    assert with_two.text_count == with_one.text_count and with_two.sampled_text_count == with_one.sampled_text_count
+    assert with_two.sample_tokens > with_one.sample_tokens > 0
     assert with_two.tokens.value > with_one.tokens.value
     assert with_two.bytes.value > with_one.bytes.value
 
@@ -156,7 +156,7 @@ def test_it_gives_chains_another_last_result(new_line: NewLine, monkeypatch: pyt
     line = new_line("one")
     line.set(tau_s=0.0, k=2, m=2, tools__calculator__depth=2, filtering__keep_idle_first=True)
     line.update()
-    chains = line.read(BACKWARDS.chains_name)
+    chains = line.read(BACKWARDS.chained_stage_name)
     own = line.read("chained_deltas").select(*CALL_KEY, own="chain")
     for row in chains.join(own, on=CALL_KEY).iter_rows(named=True):
         *before, last = parse_chain(row["own"])
@@ -169,20 +169,20 @@ def test_it_gives_chains_another_last_result(new_line: NewLine, monkeypatch: pyt
 def test_a_setting_of_one_control_determines_no_other(new_line: NewLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields that no control owns determine the rows of all."""
     plan = new_line("one").plan()
-    shared = {"exchange": ESTIMATING.version, "swapped_texts": 3, "swaps": 1}
-    assert ESTIMATING.settings(plan) == shared
+    shared = {"exchange": CHANCE_CONTROL.version, "swapped_texts": 3, "swaps": 1}
+    assert CHANCE_CONTROL.collect_settings(plan) == shared
     second = replace(BACKWARDS, own_settings=("swaps",))
     monkeypatch.setattr(controls, "CONTROLS", (*controls.CONTROLS, second))
-    assert second.settings(plan) == {**shared, "exchange": 1}
-    assert ESTIMATING.settings(plan) == {name: shared[name] for name in ("exchange", "swapped_texts")}
+    assert second.collect_settings(plan) == {**shared, "exchange": 1}
+    assert CHANCE_CONTROL.collect_settings(plan) == {name: shared[name] for name in ("exchange", "swapped_texts")}
 
 
 def test_the_stages_of_controls_stand_after_the_scores(new_line: NewLine, monkeypatch: pytest.MonkeyPatch) -> None:
     add_control(monkeypatch)
     plan = new_line("one").plan()
-    stages = list_lane_stages(plan, replace(plan.lanes[0], depth=2))
+    stages = list_lane_stages(plan, replace(plan.lanes[0], max_chain_calls=2))
     names = [stage.name for stage in stages]
     single = [control.name for control in controls.CONTROLS]
-    chained = [control.chains_name for control in controls.CONTROLS]
+    chained = [control.chained_stage_name for control in controls.CONTROLS]
     first = names.index("loss_deltas")
     assert names[first:] == ["loss_deltas", *single, "chained_deltas", *chained, "filtered_calls"]

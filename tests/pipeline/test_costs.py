@@ -23,12 +23,12 @@ from tests.pipeline.conftest import (
     update_one,
     warehouse,
 )
-from toolformer_dag.lake.record import changes
+from toolformer_dag.lake.record import list_record_changes
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline.chance import query_chance_tables
-from toolformer_dag.pipeline.scores import cost_frontier
+from toolformer_dag.pipeline.scores import query_cost_frontier
 from toolformer_dag.settings.setting_types import SettingsError
-from toolformer_dag.texts.chains import ChainLink, to_chain_json
+from toolformer_dag.texts.chains import ChainLink, format_chain_json
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
@@ -89,7 +89,7 @@ def lane(folder: Path, rows: Sequence[Row], weight: float = WEIGHT, **values: ob
             "delta": row["loss_minus"],
             "delta_is_bound": False,
         }
-        own.append({**row, **shard, **losses, "result": "r", "chain": to_chain_json(chain) if chain else None})
+        own.append({**row, **shard, **losses, "result": "r", "chain": format_chain_json(chain) if chain else None})
     for stage, tools in (("tool_results", ("calculator",)), ("chained_results", ("calculator", "calendar"))):
         found = [
             {"tool": tool, "input": one, "context": "now", "cost": cost, "seconds": 2.0}
@@ -142,7 +142,7 @@ def test_kept_calls_swaps_and_the_frontier_agree_with_plain_loops(
     outputs = lane(tmp_path_factory.mktemp("lane"), rows)
     update_one(outputs, "calculator/filtered_calls")
     expected = [(*(row[name] for name in KEY), row["delta"]) for row in kept_slowly(rows, TAU_F)]
-    assert outputs["calculator/filtered_calls"].table.read("one").select(*KEY, "delta").rows() == expected
+    assert outputs["calculator/filtered_calls"].table.read_part("one").select(*KEY, "delta").rows() == expected
     database = warehouse(outputs)
     told = "SELECT digest, segment, position, sample, delta FROM {} WHERE kept ORDER BY ALL"
     assert query(database, told.format("decisions")).rows() == sorted(expected)
@@ -165,7 +165,7 @@ def test_kept_calls_swaps_and_the_frontier_agree_with_plain_loops(
         )
         assert (row["calls"], row["nats"], row["cost"], row["seconds"]) == pytest.approx(sums)
     plan = outputs["calculator/filtered_calls"].plan
-    again = cost_frontier(plan, plan.lanes[0], TAU_F)
+    again = query_cost_frontier(plan, plan.lanes[0], TAU_F)
     assert again is not None and again.equals(frontier)
     statistics, _ = query_chance_tables(plan, plan.lanes[0])
     assert statistics.equals(query(database, "FROM swapped_statistics WHERE tool = 'calculator' ORDER BY tau_f"))
@@ -202,7 +202,7 @@ def test_another_score_agrees_with_plain_loops_in_the_filter_the_control_and_the
     )
     best = [next(group) for _, group in groupby(order, key=lambda row: [row[k] for k in PLACE])]
     expected = [(*(row[k] for k in KEY), row["score"]) for row in best if row["score"] >= TAU_F]
-    kept = outputs["calculator/filtered_calls"].table.read("one")
+    kept = outputs["calculator/filtered_calls"].table.read_part("one")
     assert kept.select(*KEY, "delta").rows() == expected
     database = warehouse(outputs)
     told = "SELECT digest, segment, position, sample, delta FROM {} WHERE {} ORDER BY ALL"
@@ -244,7 +244,9 @@ def test_a_tool_s_own_weight_counts_before_that_of_all_and_0_changes_no_record(t
     )
     assert both.keys() == plain.keys()
     changed = [
-        name for name, one in plain.items() if changes({"settings": one.settings}, {"settings": both[name].settings})
+        name
+        for name, one in plain.items()
+        if list_record_changes({"settings": one.settings}, {"settings": both[name].settings})
     ]
     assert changed == ["calculator/filtered_calls"]
     assert both["calculator/filtered_calls"].settings["score"] == "(loss_minus - loss_plus) - 2.0 * cost"
@@ -307,10 +309,10 @@ def test_other_costs_of_the_same_results_are_in_the_next_warehouse_and_judged_ag
     kept = outputs["calculator/filtered_calls"].table
     results = outputs["calculator/tool_results"]
     deltas = "SELECT (SELECT delta FROM loss_deltas), (SELECT delta FROM swapped_results)"
-    assert kept.read("one").height == 1 and query(warehouse(outputs), deltas).rows() == [(0.75, 0.25)]
-    version = results.table.part_version("one")
-    publish(results, "one", results.table.read("one").with_columns(cost=pl.lit(9.0)).to_dicts())
-    assert results.table.part_version("one") == version, "costs are no part of the version"
+    assert kept.read_part("one").height == 1 and query(warehouse(outputs), deltas).rows() == [(0.75, 0.25)]
+    version = results.table.find_part_version("one")
+    publish(results, "one", results.table.read_part("one").with_columns(cost=pl.lit(9.0)).to_dicts())
+    assert results.table.find_part_version("one") == version, "costs are no part of the version"
     assert query(warehouse(outputs), deltas).rows() == [(-1.25, -1.75)]
     update_one(outputs, "calculator/filtered_calls")
-    assert kept.read("one").height == 0
+    assert kept.read_part("one").height == 0

@@ -7,7 +7,7 @@ import pytest
 
 from tests.pipeline.conftest import Line, NewLine, silent, tokens
 from tests.worlds import write_shard
-from toolformer_dag.pipeline.estimate import LaneForecast, estimate
+from toolformer_dag.pipeline.estimate import LaneForecast, forecast_annotation
 
 STAGES = ("scored_candidates", "tool_results", "loss_deltas", "swapped_results")
 OF_CHAINS = ("chained_candidates", "chained_results", "chained_deltas", "chained_swaps")
@@ -19,7 +19,7 @@ STORED = (*STAGES, *OF_CHAINS, *STORES, *STORES_OF_CHAINS)
 def forecast(line: Line, seed: int = 0) -> LaneForecast:
     outputs = line.outputs()
     with line.lent(outputs) as (worker, workers):
-        [found] = estimate(worker, workers, list(outputs.values()), silent, seed)
+        [found] = forecast_annotation(worker, workers, list(outputs.values()), silent, seed)
     return found
 
 
@@ -46,10 +46,10 @@ def assert_forecast(line: Line, found: LaneForecast, storage: float = 0.15) -> N
 def test_a_forecast_is_within_15_percent_of_what_the_run_spends_and_its_sample_is_reused(new_line: NewLine) -> None:
     line = filled(new_line, 120, 120)
     first = forecast(line)
-    assert first.sampled == 4 * (first.texts // 5 // 4) and first.spent > 0
-    assert forecast(line).spent == 0
+    assert first.sampled_text_count == 4 * (first.text_count // 5 // 4) and first.sample_tokens > 0
+    assert forecast(line).sample_tokens == 0
     second = forecast(line, seed=1)
-    assert first.tokens.value == pytest.approx(second.tokens.value + second.spent, rel=0.15)
+    assert first.tokens.value == pytest.approx(second.tokens.value + second.sample_tokens, rel=0.15)
     assert_forecast(line, second)
 
 
@@ -88,13 +88,13 @@ def test_documents_that_are_removed_are_not_forecast(new_line: NewLine) -> None:
         (line.web / f"a copy of {name}.json.gz").write_bytes((line.web / f"{name}.json.gz").read_bytes())
     line.set(corpus__deduplicate="true")
     found = forecast(line)
-    assert 0 < found.texts == line.read("heuristic_subset")["text_digest"].n_unique()
+    assert 0 < found.text_count == line.read("heuristic_subset")["text_digest"].n_unique()
     assert len(set(line.read("heuristic_subset")["shard"])) == 2
 
 
 def test_a_finished_line_costs_nothing(finished: NewLine) -> None:
     found = forecast(finished("one"))
-    assert (found.texts, found.tokens.value, found.bytes.value, found.spent) == (0, 0, 0, 0)
+    assert (found.text_count, found.tokens.value, found.bytes.value, found.sample_tokens) == (0, 0, 0, 0)
 
 
 def stored_bytes(lane: Path) -> int:
@@ -108,5 +108,5 @@ def test_a_lane_by_rule_is_forecast_without_samples(new_line: NewLine) -> None:
     line.set(tools__calculator__proposals='["rule"]', tools__calculator__strict_rule="false")
     outputs = line.outputs()
     with line.lent(outputs) as (worker, workers):
-        [lane] = estimate(worker, workers, list(outputs.values()), silent, seed=1)
-    assert lane.sampled > 0 and lane.tokens.value > 0 and lane.bytes.value > 0
+        [lane] = forecast_annotation(worker, workers, list(outputs.values()), silent, seed=1)
+    assert lane.sampled_text_count > 0 and lane.tokens.value > 0 and lane.bytes.value > 0

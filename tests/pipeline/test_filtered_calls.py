@@ -82,7 +82,7 @@ def filtered(outputs: Outputs, lane: str = "calculator") -> TableReport:
 
 def kept_rows(outputs: Outputs, lane: str = "calculator") -> pl.DataFrame:
     """Return the kept calls of all shards."""
-    return outputs[f"{lane}/filtered_calls"].table.scan().collect()
+    return outputs[f"{lane}/filtered_calls"].table.scan_parts().collect()
 
 
 def kept_slowly(rows: Sequence[Row], tau_f: float) -> list[Row]:
@@ -110,8 +110,8 @@ def test_the_filter_and_the_views_agree_with_plain_loops(
         report = filtered(outputs, lane)
         kept = kept_rows(outputs, lane)
         assert keys(kept.sort("digest", "segment", "position").to_dicts()) == keys(kept_slowly(rows, tau_f))
-        assert kept.height + sum(report.rejections.values()) == len(rows)
-        assert not any(report.violations.values())
+        assert kept.height + sum(report.rejections_by_reason.values()) == len(rows)
+        assert not any(report.violations_by_check.values())
     database = warehouse(outputs)
     statistics = query(database, "FROM filter_statistics")
     for lane, (rows, tau_f) in drawn.items():
@@ -144,11 +144,11 @@ def test_every_call_that_goes_has_a_reason_which_the_filter_stores_and_the_wareh
     calls = call_of_each_reason()
     outputs = scored(tmp_path, list(calls.values()), 0.5, examples=1)
     report = filtered(outputs)
-    assert report.rejections == Counter(reason for reason in calls if reason)
-    assert report.rows == {"one": 1, "two": 0}
+    assert report.rejections_by_reason == Counter(reason for reason in calls if reason)
+    assert report.row_count_by_part == {"one": 1, "two": 0}
     expected = {(row["segment"], row["position"], row["sample"]): reason for reason, row in calls.items()}
-    [decided] = outputs[KEPT].beside
-    assert reasons_in(decided.scan().collect()) == expected
+    [decided] = outputs[KEPT].sibling_tables
+    assert reasons_in(decided.scan_parts().collect()) == expected
     shown = query(warehouse(outputs), "FROM decisions")
     assert reasons_in(shown) == expected
     assert shown.filter("kept")["reason"].to_list() == [None]
@@ -159,7 +159,7 @@ def test_a_rule_that_the_filter_alone_has_gives_its_reason_to_the_warehouse(
 ) -> None:
     monkeypatch.setattr(filtered_calls, "SQL", filtered_calls.SQL.replace("'beyond_examples'", "'another_rule'"))
     outputs = scored(tmp_path, list(call_of_each_reason().values()), 0.5, examples=1)
-    assert filtered(outputs).rejections["another_rule"] == 1
+    assert filtered(outputs).rejections_by_reason["another_rule"] == 1
     shown = query(warehouse(outputs), "SELECT segment, position FROM decisions WHERE reason = 'another_rule'")
     assert shown.rows() == [(1, 0)]
 
@@ -167,14 +167,18 @@ def test_a_rule_that_the_filter_alone_has_gives_its_reason_to_the_warehouse(
 def test_reasons_that_an_earlier_release_did_not_store_are_stored_without_other_kept_calls(tmp_path: Path) -> None:
     outputs = scored(tmp_path, list(call_of_each_reason().values()), 0.5, examples=1)
     before = filtered(outputs)
-    [decided] = outputs[KEPT].beside
+    [decided] = outputs[KEPT].sibling_tables
     for shard in SHARDS:
-        decided.remove(shard)
+        decided.withdraw_part(shard)
     after = filtered(outputs)
-    assert after.differences.lines == ("calculator/decided_calls lacks it",)
-    assert (after.data_version, after.rejections, after.computed) == (before.data_version, before.rejections, 0)
-    assert decided.parts() == sorted(before.rows)
-    assert filtered(outputs).unchanged
+    assert after.reasons.lines == ("calculator/decided_calls lacks it",)
+    assert (after.data_version, after.rejections_by_reason, after.computed_row_count) == (
+        before.data_version,
+        before.rejections_by_reason,
+        0,
+    )
+    assert decided.list_part_names() == sorted(before.row_count_by_part)
+    assert filtered(outputs).is_unchanged
 
 
 def test_calls_that_were_scored_since_the_filter_ran_are_shown_as_not_filtered(tmp_path: Path) -> None:
@@ -211,9 +215,9 @@ def test_a_threshold_that_keeps_the_same_calls_gives_the_same_data_version(tmp_p
     reports = [filtered(lane(tmp_path, tau)) for tau in (0.5, 0.75, 1.5)]
     versions = [report.data_version for report in reports]
     assert versions[0] == versions[1] != versions[2]
-    assert [report.unchanged for report in reports] == [False, False, False]
-    assert reports[1].differences.lines == ("settings.tau_f: 0.5 -> 0.75",)
-    assert lane(tmp_path, 1.5)[KEPT].table.record("one")["settings"]["tau_f"] == 1.5
+    assert [report.is_unchanged for report in reports] == [False, False, False]
+    assert reports[1].reasons.lines == ("settings.tau_f: 0.5 -> 0.75",)
+    assert lane(tmp_path, 1.5)[KEPT].table.read_record("one")["settings"]["tau_f"] == 1.5
 
 
 def test_shards_that_are_filtered_together_fare_as_each_alone(tmp_path: Path) -> None:
@@ -230,9 +234,9 @@ def test_shards_that_are_filtered_together_fare_as_each_alone(tmp_path: Path) ->
     output = outputs[KEPT]
 
     def made(*parts: str) -> dict[str, tuple[list[Any], Any]]:
-        assert isinstance(output.stage.make, ByParts)
-        found = output.stage.make.rows(Worker(output.plan), output, parts)
-        return {part: ([frame.rows() for frame in rows.frames], rows.rejected) for part, rows in found.items()}
+        assert isinstance(output.stage.row_maker, ByParts)
+        found = output.stage.row_maker.make_rows(Worker(output.plan), output, parts)
+        return {part: ([frame.rows() for frame in rows.frames], rows.rejection_counts) for part, rows in found.items()}
 
     alone = made("a") | made("b") | made("c")
     assert [len(rows) for rows, _ in alone.values()] == [1, 1, 1]
@@ -244,7 +248,7 @@ def test_shards_that_are_filtered_together_fare_as_each_alone(tmp_path: Path) ->
 def test_a_damaged_shard_is_named_and_the_kept_calls_stay(tmp_path: Path) -> None:
     outputs = scored(tmp_path, [], 0.5)
     filtered(outputs)
-    Path(outputs[SCORED].table.files("two")[0]).write_bytes(b"PAR1")
+    Path(outputs[SCORED].table.list_part_files("two")[0]).write_bytes(b"PAR1")
     with pytest.raises(DamagedPart, match="'two'"):
         filtered(lane(tmp_path, 0.6))
     assert kept_rows(outputs).height == 0

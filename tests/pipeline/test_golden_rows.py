@@ -22,7 +22,7 @@ from tests.pipeline.conftest import Line, engine_of
 from tests.worlds import make_model
 from toolformer_dag.decoding import generation
 from toolformer_dag.evaluation import catalogue
-from toolformer_dag.evaluation.benchmark import in_first_words
+from toolformer_dag.evaluation.benchmark import is_in_first_words
 from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.pipeline import (
     control_calls,
@@ -33,7 +33,7 @@ from toolformer_dag.pipeline import (
     scored_candidates,
     swapped_results,
 )
-from toolformer_dag.pipeline.controls import ESTIMATING
+from toolformer_dag.pipeline.controls import CHANCE_CONTROL
 from toolformer_dag.pipeline.merging import AugmentedText, KeptCall
 from toolformer_dag.settings.sections import ControlSettings
 from toolformer_dag.texts import segments as cutting
@@ -68,7 +68,7 @@ def documents(folder: Path, model: Path) -> Rows:
     line.web.mkdir()
     (line.web / "one.json.gz").write_bytes(gzip.compress(content))
     line.update("raw_shards")
-    rejected = line.lake.table(raw_shards.REJECTED_LINES).read("one").select("line", "reason")
+    rejected = line.lake.get_table(raw_shards.REJECTED_LINES_TABLE).read_part("one").select("line", "reason")
     return [line.read("raw_shards").cast({"date": pl.String}).rows(), rejected.rows()]
 
 
@@ -157,13 +157,13 @@ def exchanged(folder: Path, model: Path) -> Rows:
     )
     texts = calls.select("shard", "digest", "segment").unique(maintain_order=True)
     texts = texts.with_columns(text_digest=pl.concat_str("shard", "digest"))
-    found = control_calls.exchange(
+    found = control_calls.exchange_results(
         calls,
-        control=ESTIMATING,
+        control=CHANCE_CONTROL,
         settings=ControlSettings(),
         texts=texts,
-        likeliest=control_calls.select_likeliest_places(calls),
-        limit=2,
+        likeliest_places=control_calls.select_likeliest_places(calls),
+        max_texts=2,
     )
     return list(found.select("shard", "digest", "position", "sample", "result", "swap_reason").rows())
 
@@ -184,11 +184,11 @@ def merged(folder: Path, model: Path) -> Rows:
             ("calculator", 50, "4", 1.0),
         )
     ]
-    found = merging.examples(cut, kept, list(names.values()))
+    found = merging.iter_augmented_texts(cut, kept, list(names.values()))
     return [
         [one.segment.index, one.text_with_calls, len(one.calls)]
         if isinstance(one, AugmentedText)
-        else [one.reason, one.calls]
+        else [one.reason, one.call_count]
         for one in found
     ]
 
@@ -210,12 +210,12 @@ def questions(folder: Path, model: Path) -> Rows:
         text = "\n".join(map(json.dumps, records)) if name == "templama" else json.dumps(records)
         file.write_text(text)
         for one in catalogue.read_benchmark(name, file):
-            asked = [[q.prompt, q.answers, q.tool, q.context, q.wording] for q in one.questions]
-            read.append([one.name, asked, sorted(one.withheld), dict(one.left_out)])
+            asked = [[q.prompt, q.right_answers, q.target_tool_key, q.context, q.wording] for q in one.questions]
+            read.append([one.name, asked, sorted(one.withheld), dict(one.left_out_counts)])
     made = catalogue.build_synthetic_benchmark("calculator", 2, 7, "seen")
-    read.append([made.name, [[q.prompt, q.answers] for q in made.questions]])
+    read.append([made.name, [[q.prompt, q.right_answers] for q in made.questions]])
     outputs = [" 5.", " 2 + 3 = 5", " about 1,005", " -5", " COVID-19 5", " five", " .5 + 4.5 = 5 pens", " The Bo 5"]
-    return [*read, [[text, made.correct(text, ("5",)), in_first_words(text, ("bo", "5"), 2)] for text in outputs]]
+    return [*read, [[text, made.is_correct(text, ("5",)), is_in_first_words(text, ("bo", "5"), 2)] for text in outputs]]
 
 
 def written(folder: Path, model: Path) -> Rows:
@@ -230,21 +230,21 @@ def written(folder: Path, model: Path) -> Rows:
     found = [
         one
         for k in (0, 1, 10)
-        for one in generate(language_model, prompts, tools, max_new_tokens=8, k=k, max_call_tokens=8)
+        for one in generate(language_model, prompts, tools, max_new_tokens=8, top_k=k, max_call_tokens=8)
     ]
-    return [[one.text, one.plain, [[c.tool, c.input, c.result, c.reason] for c in one.calls]] for one in found]
+    return [[one.text, one.plain_text, [[c.tool, c.input, c.result, c.reason] for c in one.calls]] for one in found]
 
 
 MADE: dict[tuple[ModuleType, str], Callable[[Path, Path], Rows]] = {
     (raw_shards, "READER"): documents,
-    (cutting, "CUTTING"): pieces,
+    (cutting, "CUTTING_VERSION"): pieces,
     (sample_store, "METHOD"): samples,
     (scored_candidates, "PARSING"): parsed,
     (losses, "METHOD"): loss_rows,
     (swapped_results, "METHOD"): exchanged,
     (merging, "MERGING"): merged,
-    (catalogue, "READING"): questions,
-    (generation, "DECODING"): written,
+    (catalogue, "READING_VERSION"): questions,
+    (generation, "DECODING_VERSION"): written,
 }
 """The constants that stand for how rows come about, and what makes these."""
 NAMED = {

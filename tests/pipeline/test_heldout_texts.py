@@ -9,19 +9,19 @@ from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one
 from toolformer_dag.lake.table import MissingPart
 from toolformer_dag.pipeline.heldout_texts import (
     HeldoutTexts,
+    build_few_texts_warning,
     draw_heldout_documents,
-    heldout_texts,
+    draw_heldout_texts,
     read_document_texts,
-    too_few,
 )
 from toolformer_dag.pipeline.merging import HELDOUT, choose_split
-from toolformer_dag.texts.segments import text_digest
+from toolformer_dag.texts.segments import compute_text_digest
 
 RAW = "ccnet/raw_shards"
 TEXTS = "ccnet/heldout_texts"
 CORPUS = "training/augmented_corpus"
 PAGES = [f"Page {number} says that {number} and 1 make {number + 1}.\nIt ends here." for number in range(600)]
-HELD = sorted((page for page in PAGES if choose_split(page) == HELDOUT), key=text_digest)
+HELD = sorted((page for page in PAGES if choose_split(page) == HELDOUT), key=compute_text_digest)
 
 Tables = dict[str, TableOutput]
 
@@ -33,17 +33,17 @@ def tables_of(
     sections = {"training": {"heldout_texts": choose}, "evaluation": {"perplexity_texts": measure}}
     tables = hand_made(folder, "calculator", model=model, sections=sections)
     for shard, pages in shards.items():
-        rows = [{"shard": shard, "digest": text_digest(page), "text": page} for page in pages]
+        rows = [{"shard": shard, "digest": compute_text_digest(page), "text": page} for page in pages]
         publish(tables[RAW], shard, rows)
     publish(tables[CORPUS], "one", [])
     output = tables[TEXTS]
-    output.plan.__dict__["shards"] = dict.fromkeys(shards)  # no file behind the rows
+    output.plan.__dict__["shards_by_name"] = dict.fromkeys(shards)  # no file behind the rows
     update_one(tables, TEXTS)
     return tables
 
 
 def drawn(tables: Tables) -> HeldoutTexts:
-    return heldout_texts(tables[TEXTS].plan)
+    return draw_heldout_texts(tables[TEXTS].plan)
 
 
 def test_they_come_from_c_by_hash_whatever_the_order_and_cut_of_its_shards(tmp_path: Path, model: Path) -> None:
@@ -54,7 +54,7 @@ def test_they_come_from_c_by_hash_whatever_the_order_and_cut_of_its_shards(tmp_p
 
 def test_a_small_corpus_gives_half_to_each_and_no_text_to_both(tmp_path: Path, model: Path) -> None:
     found = drawn(tables_of(tmp_path, model, {"a": PAGES}))
-    assert len(found.choosing) == len(HELD) // 2 and found.choosing + found.measuring == HELD
+    assert len(found.choosing_texts) == len(HELD) // 2 and found.choosing_texts + found.measuring_texts == HELD
 
 
 def test_a_number_changes_its_own_texts_alone(tmp_path: Path, model: Path) -> None:
@@ -62,8 +62,8 @@ def test_a_number_changes_its_own_texts_alone(tmp_path: Path, model: Path) -> No
     few, more_choose, more_measure = (
         drawn(tables_of(tmp_path / str(at), model, {"a": PAGES}, *pair)) for at, pair in enumerate(counts)
     )
-    assert more_choose.measuring == few.measuring and more_choose.choosing[:3] == few.choosing
-    assert more_measure.choosing == few.choosing and more_measure.measuring[2:] == few.measuring
+    assert more_choose.measuring_texts == few.measuring_texts and more_choose.choosing_texts[:3] == few.choosing_texts
+    assert more_measure.choosing_texts == few.choosing_texts and more_measure.measuring_texts[2:] == few.measuring_texts
 
 
 def test_a_text_that_is_trained_on_in_another_document_is_not_drawn(tmp_path: Path, model: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_text_that_is_trained_on_in_another_document_is_not_drawn(tmp_path: Pa
         tables[CORPUS], "one", [{**row, "text": HELD[0], "split": "train"}, {**row, "text": HELD[1], "split": HELDOUT}]
     )
     found = drawn(tables)
-    assert found.choosing + found.measuring == HELD[1:]
+    assert found.choosing_texts + found.measuring_texts == HELD[1:]
 
 
 def test_one_text_alone_does_both_and_a_missing_table_is_named(tmp_path: Path, model: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_long_document_is_cut_as_c_star_is(tmp_path: Path, model: Path) -> Non
         if choose_split(page) == HELDOUT
     )
     tables = tables_of(tmp_path, model, {"a": [long]})
-    rows = tables[TEXTS].table.read("a")
+    rows = tables[TEXTS].table.read_part("a")
     assert rows.height > 1 and rows["digest"].n_unique() == 1
     assert all(long[offset:].startswith(text) for offset, text in rows.select("offset", "text").iter_rows())
     assert rows.select(pl.col("text").str.replace_all("\n", "").str.join("")).item() == long.replace("\n", "")
@@ -100,18 +100,20 @@ def test_whole_documents_measure_none_of_whose_texts_chooses_or_is_trained_on(tm
     held = [page for page in long if choose_split(page) == HELDOUT]
     tables = tables_of(tmp_path, model, {"a": long[:120], "b": [*long[120:], held[0]]}, choose=2, measure=4)
     plan = tables[TEXTS].plan
-    rows = pl.concat([tables[TEXTS].table.read(shard) for shard in "ab"])
+    rows = pl.concat([tables[TEXTS].table.read_part(shard) for shard in "ab"])
     trained = rows.row(0, named=True)
     publish(tables[CORPUS], "one", [{**trained, "text_with_calls": "", "tools": [], "calls": 1, "split": "train"}])
-    choosing = [text_digest(text) for text in heldout_texts(plan).choosing]
+    choosing = [compute_text_digest(text) for text in draw_heldout_texts(plan).choosing_texts]
     barred = rows.filter(pl.col("text_digest").is_in([*choosing, trained["text_digest"]]))["digest"].to_list()
     found = draw_heldout_documents(plan)
     texts = read_document_texts(plan, found)
     assert len(texts) == len(set(texts)) == 4 and set(texts) <= set(held)
-    assert not {text_digest(text) for text in texts} & set(barred)
+    assert not {compute_text_digest(text) for text in texts} & set(barred)
     assert [found.row(0), found.row(-1)] == sorted([found.row(0), found.row(-1)], key=lambda row: row[2])
 
 
 def test_fewer_than_the_minimum_are_warned_of() -> None:
-    assert too_few(100, "measure perplexity") is None
-    assert "99 held-out texts measure perplexity, fewer than 100" in (too_few(99, "measure perplexity") or "")
+    assert build_few_texts_warning(100, "measure perplexity") is None
+    assert "99 held-out texts measure perplexity, fewer than 100" in (
+        build_few_texts_warning(99, "measure perplexity") or ""
+    )

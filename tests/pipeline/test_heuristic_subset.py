@@ -21,7 +21,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.pipeline import document_cuts
 from toolformer_dag.pipeline.document_cuts import DocumentCuts
 from toolformer_dag.pipeline.heuristic_subset import compute_text_budget
-from toolformer_dag.texts.segments import pieces
+from toolformer_dag.texts.segments import iter_pieces
 
 SUBSET = "heuristic_subset"
 
@@ -46,7 +46,7 @@ def test_every_document_and_text_that_is_left_out_has_a_reason(new_line: NewLine
     rows = line.read(SUBSET)
     assert rows.select("digest", "segment", "text").rows() == [("wanted", 0, "2 + 2 = 4 apples")]
     reasons = {"document_not_wanted": 1, "holds_call": 1, "text_not_wanted": 1, "word_too_long": 1}
-    assert report.rejections == reasons
+    assert report.rejections_by_reason == reasons
 
 
 def test_a_text_stands_at_its_offset_in_the_document(new_line: NewLine) -> None:
@@ -66,7 +66,7 @@ def test_a_tool_by_paragraph_is_asked_about_paragraphs_and_gets_them_alone(
     line.update("raw_shards", SUBSET)
     assert line.read(SUBSET)["text"].to_list() == ["no sum\n 1 + 1 = 2", "no sum either\n2 + 2 = 4"]
     monkeypatch.setattr(type(line.plan().lanes[0].tool), "by_paragraph", True)
-    assert line.update(SUBSET)[SUBSET].rejections == {"text_not_wanted": 2}
+    assert line.update(SUBSET)[SUBSET].rejections_by_reason == {"text_not_wanted": 2}
     rows = line.read(SUBSET).select("segment", "offset", "text").rows()
     assert rows == [(1, text.index("1 + 1"), "1 + 1 = 2"), (3, text.index("2 + 2"), "2 + 2 = 4")]
 
@@ -85,7 +85,7 @@ def test_a_larger_cap_adds_texts_and_drops_none(new_line: NewLine) -> None:
     for cap in (2, 4, 9, 99):
         line.set(corpus__texts_per_shard=cap)
         report = line.update("raw_shards", SUBSET)[SUBSET]
-        assert report.rejections == ({"not_sampled": 12 - cap} if cap < 12 else {})
+        assert report.rejections_by_reason == ({"not_sampled": 12 - cap} if cap < 12 else {})
         chosen.append(set(line.read(SUBSET).select("digest", "segment").rows()))
     assert list(map(len, chosen)) == [2, 4, 9, 12]
     assert all(fewer < more for fewer, more in itertools.pairwise(chosen))
@@ -103,25 +103,25 @@ def test_stored_cuts_are_those_of_segments_and_no_token_is_counted_twice(new_lin
     worker = Worker(new_line("one").plan())
     for most in (30, 12):
         texts = [fitting(text, most, characters) for _, text in DOCUMENTS]
-        counts = [len(list(pieces(text, most, characters))) for _, text in DOCUMENTS]
+        counts = [len(list(iter_pieces(text, most, characters))) for _, text in DOCUMENTS]
         expected = [(found, count - len(found)) for found, count in zip(texts, counts, strict=True)]
-        assert list(DocumentCuts(worker, most, characters).texts_of(DOCUMENTS)) == expected
-        assert list(DocumentCuts(worker, most, counted_again).texts_of(DOCUMENTS)) == expected
-    assert list(DocumentCuts(worker, 30, counted_again).texts_of([])) == []
+        assert list(DocumentCuts(worker, most, characters).iter_document_texts(DOCUMENTS)) == expected
+        assert list(DocumentCuts(worker, most, counted_again).iter_document_texts(DOCUMENTS)) == expected
+    assert list(DocumentCuts(worker, 30, counted_again).iter_document_texts([])) == []
 
 
 def test_a_changed_rule_cuts_nothing_again(finished: NewLine, monkeypatch: pytest.MonkeyPatch) -> None:
     line = finished("one")
     before = line.read(SUBSET)
-    line.output(SUBSET).table.remove("one")
-    monkeypatch.setattr(document_cuts, "pieces", counted_again)
+    line.output(SUBSET).table.withdraw_part("one")
+    monkeypatch.setattr(document_cuts, "iter_pieces", counted_again)
     line.update(SUBSET)
     assert line.read(SUBSET).equals(before)
 
 
 def test_a_sample_of_documents_grows_without_losing_any(new_line: NewLine) -> None:
     line = new_line("one")
-    total = line.update("raw_shards")["raw_shards"].rows["one"]
+    total = line.update("raw_shards")["raw_shards"].row_count_by_part["one"]
     everything = documents(line)
     chosen = []
     for number in (1, 3, total):
@@ -134,7 +134,7 @@ def test_a_sample_of_documents_grows_without_losing_any(new_line: NewLine) -> No
 def documents(line: Line) -> set[str]:
     """The documents with texts."""
     report = line.update(SUBSET)[SUBSET]
-    assert report.violations["unique_keys"] == 0
+    assert report.violations_by_check["unique_keys"] == 0
     return set(line.read(SUBSET)["digest"])
 
 
@@ -191,9 +191,9 @@ def test_a_large_model_has_short_chunks_and_its_rows_are_the_same(
     line = new_line("one")
     undisturbed = finished("one")
     assert choose_chunk_limits(line.plan(), "judge") == (4, inf)
-    monkeypatch.setattr(stored_rows, "SMALL", 0)
+    monkeypatch.setattr(stored_rows, "SMALL_PARAMETER_COUNT", 0)
     assert 0 < choose_chunk_limits(line.plan(), "judge")[1] < inf
-    monkeypatch.setattr(stored_rows, "CPU_WORK", 1)
+    monkeypatch.setattr(stored_rows, "CPU_CHUNK_WORK", 1)
     for stage in ("raw_shards", "heuristic_subset", "scored_candidates", "tool_results", "loss_deltas"):
         done: list[int] = []
         line.update(stage, progress=lambda units, _, done=done: done.append(units))

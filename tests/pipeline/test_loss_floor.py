@@ -76,12 +76,12 @@ def test_calls_that_look_ahead_are_counted_and_not_scored(new_line: NewLine, fin
     table = line.read("loss_deltas")
     ahead = table.filter(reason="looks_ahead")
     assert 0 < ahead.height < table.height == every.height
-    assert reports["loss_deltas"].rejections["looks_ahead"] == ahead.height
+    assert reports["loss_deltas"].rejections_by_reason["looks_ahead"] == ahead.height
     assert ahead["loss_empty"].null_count() == ahead["delta"].null_count() == ahead.height
     assert table.filter(pl.col("ahead").is_null()).height == table.height - ahead.height
     texts = line.read("heuristic_subset").select(*TEXT_KEY, "text", "offset")
     for row in table.join(texts, on=TEXT_KEY).iter_rows(named=True):
-        units = TextUnits.of(row["text"]).ahead(row["char_offset"] - row["offset"], row["input"])
+        units = TextUnits.from_text(row["text"]).list_units_ahead(row["char_offset"] - row["offset"], row["input"])
         assert units == (row["ahead"] or []) and (row["reason"] == "looks_ahead") == bool(units)
     distinct = every.select("digest", "segment", "position", "input", "result").n_unique()
     assert cost({"loss_deltas": reports["loss_deltas"]}, "losses")[0] < distinct
@@ -89,7 +89,10 @@ def test_calls_that_look_ahead_are_counted_and_not_scored(new_line: NewLine, fin
     assert_frame_equal(others, every.join(others, on=KEY, how="semi").drop("ahead"), abs_tol=1e-5)
     for stage in ("swapped_results", "filtered_calls"):
         assert line.read(stage).join(ahead, on=KEY, how="semi").is_empty()
-    assert sum(reports["filtered_calls"].rejections.values()) + line.read("filtered_calls").height == table.height
+    assert (
+        sum(reports["filtered_calls"].rejections_by_reason.values()) + line.read("filtered_calls").height
+        == table.height
+    )
 
 
 def test_the_rule_costs_nothing_where_the_losses_are_there_and_only_what_lacks_when_it_ends(
@@ -127,10 +130,13 @@ def test_texts_whose_positions_are_not_finite_are_counted_and_computed_once(new_
     overflowing(line.folder / "model", line.folder / "overflowing")
     line.set(model__name="overflowing", model__dtype="float16")
     first = line.update()
-    texts = first["heuristic_subset"].rows["one"]
-    assert texts and first["scored_candidates"].rejections == {"not_finite": texts}
-    assert (first["scored_candidates"].rows["one"], first["filtered_calls"].rows["one"]) == (0, 0)
+    texts = first["heuristic_subset"].row_count_by_part["one"]
+    assert texts and first["scored_candidates"].rejections_by_reason == {"not_finite": texts}
+    assert (first["scored_candidates"].row_count_by_part["one"], first["filtered_calls"].row_count_by_part["one"]) == (
+        0,
+        0,
+    )
     line.set(k=4)  # the part is made anew; nothing of the texts is computed again
     again = line.update()
-    assert again["scored_candidates"].updated == ("one",)
+    assert again["scored_candidates"].updated_parts == ("one",)
     assert (computed(again), line.engines) == (0, 0)

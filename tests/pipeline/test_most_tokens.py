@@ -11,7 +11,7 @@ from toolformer_dag.computing.workers import TokensSpent
 def test_a_run_stops_at_its_limit_of_tokens_and_the_next_goes_on(
     new_line: NewLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conftest.CountingWorker, "engine", Worker.engine)  # whose counter counts
+    monkeypatch.setattr(conftest.CountingWorker, "get_engine", Worker.get_engine)  # whose counter counts
     unlimited = new_line("one")
     all_tokens = tokens(unlimited.update())
     line = new_line("one")
@@ -21,6 +21,6 @@ def test_a_run_stops_at_its_limit_of_tokens_and_the_next_goes_on(
     line.set(execution__most_tokens=all_tokens)
     rest = line.update()
     assert 0 < tokens(rest) < all_tokens
-    assert sum(report.reused for report in rest.values()) > 0  # rows of the run that was stopped
+    assert sum(report.reused_row_count for report in rest.values()) > 0  # rows of the run that was stopped
     line.set(execution__most_tokens=1)
     assert computed(line.update()) == 0  # nothing is left, so nothing is refused

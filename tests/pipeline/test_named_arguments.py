@@ -6,7 +6,7 @@ import polars as pl
 
 from tests.pipeline.conftest import NewLine, warehouse
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.texts.calls import take_out
+from toolformer_dag.texts.calls import remove_calls
 
 ADDER = '''
 """Adds two numbers; strings may hold what ends calls."""
@@ -62,7 +62,7 @@ def test_named_arguments_are_read_run_spliced_and_asked_for_in_sql(new_line: New
     rows += [{**rows[0], "input": asked} for asked in REFUSED]
     (line.folder / "calls.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     reports = line.update()
-    counted = reports["scored_candidates"].rejections
+    counted = reports["scored_candidates"].rejections_by_reason
     assert {reason: counted[reason] for reason in REFUSED.values()} == dict.fromkeys(REFUSED.values(), 1)
     candidates = line.read("scored_candidates").filter(pl.col("input").is_not_null())
     assert set(candidates["input"]) == {'note="x] -> (y", a=3', 'note="= \\"q\\" [Add(", a=2, b=5'}
@@ -70,7 +70,7 @@ def test_named_arguments_are_read_run_spliced_and_asked_for_in_sql(new_line: New
     corpus = line.read("augmented_corpus").filter(pl.col("calls") > 0)
     assert corpus.height == len(CALLS)
     for text, plain in corpus.select("text_with_calls", "text").iter_rows():
-        assert "[Add(note=" in text and take_out(text, ["Add"]) == plain
+        assert "[Add(note=" in text and remove_calls(text, ["Add"]) == plain
     found = query(warehouse(line.outputs()), NOTES).iter_rows()
     read = [(json.loads(whole), note) for whole, note in found]
     assert all(arguments["note"] == note for arguments, note in read)

@@ -46,8 +46,8 @@ def test_answers_before_a_tool_went_down_are_stored_in_the_midst_of_a_chunk(new_
         line.update(*BEFORE, "tool_results")
     line.adapt = lambda lane: lane
     report = line.update("tool_results")["tool_results"]
-    computed = report.work.computed["calls"]
-    reused = report.work.reused["calls"]
+    computed = report.work.computed_rows_by_kind["calls"]
+    reused = report.work.reused_rows_by_kind["calls"]
     assert computed > 0 and reused == RunsOut.credit
 
 
@@ -71,7 +71,7 @@ def test_a_document_or_text_over_the_budget_of_a_rule_is_counted(new_line: NewLi
     (line.web / "one.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     with_tool(line, odd(Thrifty))
     report = line.update("raw_shards", "heuristic_subset")["heuristic_subset"]
-    assert report.rejections == {"over_budget": 2}
+    assert report.rejections_by_reason == {"over_budget": 2}
     assert line.read("heuristic_subset")["digest"].to_list() == ["1 + 1", "2 + 2"]
 
 
@@ -111,6 +111,6 @@ def test_a_rule_for_kept_calls_that_fails_stops_its_lane_by_name(finished: NewLi
     line = finished("one")
     with_tool(line, odd(failing("keeps", leave)))
     line.set(execution__chunk_texts=1)
-    line.lake.table("calculator/loss_deltas").remove("one")
+    line.lake.get_table("calculator/loss_deltas").withdraw_part("one")
     with pytest.raises(ToolDown, match=r"Failing\.keeps raised SystemExit: 0; fix it"):
         line.update("loss_deltas")

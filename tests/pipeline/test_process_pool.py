@@ -21,12 +21,12 @@ from tests.pipeline.conftest import (
     Worker,
     WorkerError,
     Workers,
+    choose_worker_count,
     executor_of,
     local_processes,
-    worker_count,
 )
 from tests.processes import at_work, wait_until_ended
-from toolformer_dag.computing.chunks import STARTED, ChunkAnswer, Executor
+from toolformer_dag.computing.chunks import ALREADY_STARTED, ChunkAnswer, Executor
 from toolformer_dag.computing.spending import Spent
 from toolformer_dag.computing.stage import Work
 from toolformer_dag.files import UserError
@@ -81,10 +81,10 @@ def test_a_killed_worker_s_chunk_is_computed_by_another(new_line: NewLine, pool:
     ended = dict(found for found in pool(output, 2).map_chunks(tasks()) if found)
     assert sorted(ended) == [0, 1, 2]
     for work in ended.values():
-        line.lake.take(work.news)
+        line.lake.apply_news(work.news)
     other = new_line(*names)
     other.update(RAW)
-    assert line.output(RAW).table.parts() == other.output(RAW).table.parts()
+    assert line.output(RAW).table.list_part_names() == other.output(RAW).table.list_part_names()
     assert line.read(RAW).equals(other.read(RAW))
 
 
@@ -118,7 +118,7 @@ def test_the_chunk_of_a_worker_that_hangs_is_given_to_another(
 class ByHand:
     """A place whose answers a test gives. `given`: payloads and their answers, of all places, in order."""
 
-    started = STARTED
+    start_future = ALREADY_STARTED
 
     def __init__(self, given: list[tuple[object, Future[ChunkAnswer]]]) -> None:
         self._given = given
@@ -218,7 +218,7 @@ def test_the_settings_say_how_many_workers(new_line: NewLine, workers: int, kind
     line = new_line("one")
     line.set(execution__workers=workers)
     plan = line.plan()
-    assert worker_count(plan.settings) == workers
+    assert choose_worker_count(plan.settings) == workers
     executor = executor_of(Worker(plan), {})
-    assert executor.count() == workers and isinstance(executor.start(), kind)
+    assert executor.count_workers() == workers and isinstance(executor.start_worker(), kind)
     assert multiprocessing.active_children() == []  # started with the first chunk

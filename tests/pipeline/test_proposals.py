@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from tests.pipeline.conftest import Line, NewLine, cost, differences, engine_of, warehouse
+from tests.pipeline.conftest import Line, NewLine, cost, engine_of, find_differences, warehouse
 from tests.worlds import make_model
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
@@ -86,7 +86,7 @@ def test_every_row_that_is_no_call_is_counted_by_reason(sampled: Line, line: Lin
     rows = line.read(CANDIDATES)
     assert rows["input"].to_list() == ["1 + 1"] * 2 and rows["char_offset"].n_unique() == 1
     assert rows["body"].to_list() == ["Calculator(1 + 1)"] * 2
-    assert report.rejections == {
+    assert report.rejections_by_reason == {
         "arrow_in_input": 1,
         "bad_row": 7,
         "bracket_in_input": 1,
@@ -131,7 +131,7 @@ def test_a_document_may_be_told_by_its_id_in_the_corpus(sampled: Line, line: Lin
     report = line.update("raw_shards", "heuristic_subset", CANDIDATES)[CANDIDATES]
     documents = dict(line.read("raw_shards").select("digest", "url").iter_rows())
     assert [documents[digest] for digest in line.read(CANDIDATES)["digest"]] == ["7", "7"]
-    assert report.rejections == {"no_such_text": 1, "bad_row": 1}
+    assert report.rejections_by_reason == {"no_such_text": 1, "bad_row": 1}
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ def test_a_changed_file_makes_its_lane_stale_and_a_missing_one_is_named(sampled:
     calls = calls_of(sampled).to_dicts()
     write(line, *calls)
     line.update()
-    assert not any(differences(output) for output in line.outputs().values())
+    assert not any(find_differences(output) for output in line.outputs().values())
     write(line, *calls, {**calls[0], "input": "20 + 22"})
-    stale = {name: found.lines for name, output in line.outputs().items() if (found := differences(output))}
+    stale = {name: found.lines for name, output in line.outputs().items() if (found := find_differences(output))}
     assert stale.keys() == {CANDIDATES, "tool_results"}
     reports = line.update()
-    assert reports["tool_results"].work.computed["calls"] == 1 and cost(reports, "losses")[0] <= 3
-    assert {name for name, report in reports.items() if not report.unchanged} >= {CANDIDATES, "tool_results", LOSSES}
+    assert reports["tool_results"].work.computed_rows_by_kind["calls"] == 1 and cost(reports, "losses")[0] <= 3
+    assert {name for name, report in reports.items() if not report.is_unchanged} >= {CANDIDATES, "tool_results", LOSSES}
     (line.folder / FILE).unlink()
     with pytest.raises(UserError, match=r"\[tools.calculator\] proposals: .*calls.jsonl cannot be read"):
         _ = line.output(CANDIDATES).settings
@@ -221,9 +221,9 @@ def test_a_rule_proposes_without_the_model_and_only_its_own_version_makes_it_sta
         said = text["text"][row["char_offset"] - text["offset"] :]
         assert said.split()[0] == row["result"] and row["sample"] < 0
     line.set(k=1, m=9, tau_s=0.9, tools__calculator__prompt='"calculator.txt"')
-    assert not any(differences(output) for output in line.outputs().values())
+    assert not any(find_differences(output) for output in line.outputs().values())
     monkeypatch.setattr("toolformer_dag.tools.rules.sums.VERSION", "another")
-    stale = {name for name, output in line.outputs().items() if differences(output)}
+    stale = {name for name, output in line.outputs().items() if find_differences(output)}
     assert stale == {CANDIDATES}
     reports = line.update()
     assert cost(reports, "losses")[0] == cost(reports, "calls")[0] == 0
@@ -265,7 +265,7 @@ def test_of_equal_results_the_first_is_scored_and_what_looks_ahead_must_beat_its
     (line.folder / "ruled.py").write_text(RULED_TOOL)
     line.set(tools__calculator__use='"ruled:Ruled"', tools__calculator__proposals='["rule"]', tau_f=-9.0)
     reports = line.update()
-    assert reports[CANDIDATES].rejections["bracket_in_input"] > 0
+    assert reports[CANDIDATES].rejections_by_reason["bracket_in_input"] > 0
     rows = line.read(LOSSES)
     of_place = rows.filter(pl.col("position") == rows["position"][0]).head(6)
     reasons = dict(of_place.select("input", "reason").iter_rows())
@@ -319,7 +319,7 @@ def test_calls_of_models_and_rules_stand_in_the_corpus_as_in_the_prompts(line: L
         text = texts[row["digest"], row["segment"]]
         place = row["char_offset"] - text["offset"]
         assert re.match(r" \d", text["text"][place:]) and text["text"][:place].endswith("make")
-        [tokens] = engine_of(line.plan().settings.model).encoding.texts([text["text"]])
+        [tokens] = engine_of(line.plan().settings.model).encoding.encode_texts([text["text"]])
         judged_from = text["text"][tokens.offsets[row["position"]] :]
         assert re.match(r" ?\d", judged_from)
 
@@ -330,16 +330,20 @@ def test_another_model_samples_and_the_model_judges(tmp_path: Path, sampled: Lin
     line.set(proposer__name=json.dumps(str(tmp_path / "other")))
     reports = line.update()
     plan = line.plan()
-    assert plan.identity_of("judge") == sampled.plan().identity_of("judge") != plan.identity_of("proposer")
+    assert (
+        plan.get_model_identity("judge")
+        == sampled.plan().get_model_identity("judge")
+        != plan.get_model_identity("proposer")
+    )
     rows = line.read(LOSSES)
     assert rows.height > 3 and cost(reports, "samples")[0] > 0
     texts = {(one["digest"], one["segment"]): one for one in line.read("heuristic_subset").iter_rows(named=True)}
     for row in rows.iter_rows(named=True):
         text = texts[row["digest"], row["segment"]]
-        [tokens] = engine_of(plan.settings.model).encoding.texts([text["text"]])
+        [tokens] = engine_of(plan.settings.model).encoding.encode_texts([text["text"]])
         assert tokens.offsets[row["position"]] + text["offset"] == row["char_offset"]
     line.set(tau_f=0.3)
-    assert {name for name, output in line.outputs().items() if differences(output)} == {"filtered_calls"}
+    assert {name for name, output in line.outputs().items() if find_differences(output)} == {"filtered_calls"}
 
 
 class Completing(BaseHTTPRequestHandler):
@@ -386,14 +390,14 @@ def test_a_server_proposes_and_is_asked_once_per_sample(line: Line, completing: 
     texts = line.read("heuristic_subset")
     rows = line.read(CANDIDATES)
     assert rows.height == texts.height and set(rows["source"]) == {"model"} and set(rows["input"]) == {"1 + 2"}
-    assert reports[CANDIDATES].rejections["text_changed"] == texts.height
+    assert reports[CANDIDATES].rejections_by_reason["text_changed"] == texts.height
     distinct = texts["text_digest"].n_unique()
     assert len(Completing.asked) == 2 * distinct + 1  # one was sent again
     by_text = {(one["digest"], one["segment"]): one for one in texts.iter_rows(named=True)}
     for row in rows.iter_rows(named=True):
         text = by_text[row["digest"], row["segment"]]
         assert text["text"][row["char_offset"] - text["offset"] :].strip(" .").isdigit()
-    assert not any(differences(output) for output in line.outputs().values())
+    assert not any(find_differences(output) for output in line.outputs().values())
     line.set(m=3)
     line.update()
     assert len(Completing.asked) == 3 * distinct + 1

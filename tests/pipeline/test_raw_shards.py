@@ -15,7 +15,7 @@ from polars.testing import assert_frame_equal
 from tests.pipeline.conftest import Line, NewLine
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.readers.hub_datasets import iter_hub_batches, resolve
+from toolformer_dag.texts.readers.hub_datasets import iter_hub_batches, resolve_hub_split
 from toolformer_dag.texts.shard_faults import ShardError
 
 RAW = "raw_shards"
@@ -42,13 +42,13 @@ def test_malformed_lines_are_counted_and_described_and_the_rest_goes_through(lin
     lines = [record("a", "one"), b"{\n", b"\xff\xfe\n", b'{"digest": "b"}\n', record("a", "two"), record("c", "x")]
     write(line, "one", lines)
     report = line.update(RAW)[RAW]
-    assert line.output(RAW).table.read("one")["digest"].to_list() == ["a", "c"]
-    assert sum(report.rejections.values()) == 4 and report.rejections["duplicate_digest"] == 1
-    described = line.lake.table("ccnet/rejected_lines")
-    assert described.read("one")["line"].to_list() == [2, 3, 4, 5] and described.read("good").is_empty()
-    counts = line.output(RAW).table.record("one")["rejections"]
+    assert line.output(RAW).table.read_part("one")["digest"].to_list() == ["a", "c"]
+    assert sum(report.rejections_by_reason.values()) == 4 and report.rejections_by_reason["duplicate_digest"] == 1
+    described = line.lake.get_table("ccnet/rejected_lines")
+    assert described.read_part("one")["line"].to_list() == [2, 3, 4, 5] and described.read_part("good").is_empty()
+    counts = line.output(RAW).table.read_record("one")["rejections"]
     assert {(c["shard"], c["reason"]): c["count"] for c in counts} == {
-        ("one", reason): count for reason, count in report.rejections.items()
+        ("one", reason): count for reason, count in report.rejections_by_reason.items()
     }
 
 
@@ -62,9 +62,11 @@ def test_a_file_whose_name_is_not_utf_8_is_read_and_refused_as_any_other(
     (line.web / "b.parquet").rename(line.web / "\udcff" / "b.parquet")
     (line.web / "lost\udcff.jsonl").symlink_to("nothing")
     line.update(RAW)
-    documents = {name: line.output(RAW).table.read(name).height for name in line.output(RAW).table.parts()}
+    documents = {
+        name: line.output(RAW).table.read_part(name).height for name in line.output(RAW).table.list_part_names()
+    }
     assert documents == {"a\\udcff": 1, "\\udcff/b": 1, "good": documents["good"], "lost\\udcff": 0}
-    [described] = line.lake.table("ccnet/rejected_lines").read("lost\\udcff").to_dicts()
+    [described] = line.lake.get_table("ccnet/rejected_lines").read_part("lost\\udcff").to_dicts()
     assert described["reason"] == "unreadable" and "lost\\udcff.jsonl cannot be read" in described["detail"]
     assert "lost\\udcff.jsonl holds no document" in caplog.text
 
@@ -88,7 +90,7 @@ def test_a_shard_without_a_document_is_warned_of(line: Line, caplog: pytest.LogC
 def test_optional_fields_without_text_are_told_once_per_shard(line: Line, caplog: pytest.LogCaptureFixture) -> None:
     line.set(corpus__shards='["web/odd*"]')
     write(line, "odd", [b'{"text": "a", "language": ["en"]}\n', b'{"text": "b", "language": ["en"]}\n'])
-    assert line.update(RAW)[RAW].rows == {"odd": 2}
+    assert line.update(RAW)[RAW].row_count_by_part == {"odd": 2}
     assert [one.message for one in caplog.records] == [
         f"{line.web / 'odd.json.gz'}: what counts as empty: language: expected text, found list (2 times)"
     ]
@@ -99,8 +101,10 @@ def test_what_a_library_cannot_read_is_one_rejection_and_stops_no_other(line: Li
     joined = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
     pq.write_table(joined, line.web / "joined.parquet")
     report = line.update(RAW)[RAW]
-    assert report.rows == {"good": 6, "joined": 0} and report.rejections == {"unreadable_data": 1}
-    [described] = line.lake.table("ccnet/rejected_lines").read("joined").to_dicts()
+    assert report.row_count_by_part == {"good": 6, "joined": 0} and report.rejections_by_reason == {
+        "unreadable_data": 1
+    }
+    [described] = line.lake.get_table("ccnet/rejected_lines").read_part("joined").to_dicts()
     assert described["line"] == 0 and '"text" exists 2 times' in described["detail"]
 
 
@@ -112,16 +116,16 @@ def test_a_file_that_cannot_be_read_is_one_rejection_stops_no_other_and_is_tried
 ) -> None:
     (line.web / "link").symlink_to(line.folder / target)
     line.set(corpus__shards='["web/*"]')
-    [bad] = line.plan().shards.keys() - {"good"}
+    [bad] = line.plan().shards_by_name.keys() - {"good"}
     report = line.update(RAW, "heuristic_subset")[RAW]
-    assert report.rows == {"good": 6, bad: 0} and report.rejections == {"unreadable": 1}
-    assert line.output("heuristic_subset").table.read("good").height == 12
-    [described] = line.lake.table("ccnet/rejected_lines").read(bad).to_dicts()
+    assert report.row_count_by_part == {"good": 6, bad: 0} and report.rejections_by_reason == {"unreadable": 1}
+    assert line.output("heuristic_subset").table.read_part("good").height == 12
+    [described] = line.lake.get_table("ccnet/rejected_lines").read_part(bad).to_dicts()
     assert (described["line"], described["reason"]) == (0, "unreadable") and reason in described["detail"]
     again = line.update(RAW)[RAW]
-    assert again.updated == (bad,) and again.differences.retry_only and not again.unchanged
+    assert again.updated_parts == (bad,) and again.reasons.is_retry_only and not again.is_unchanged
     assert again.data_version == report.data_version
-    [note] = again.differences.lines
+    [note] = again.reasons.lines
     assert note.startswith(f"{bad} could not be read: ")
 
 
@@ -131,8 +135,12 @@ def test_a_shard_that_can_be_read_again_is_read_and_nothing_else_is(line: Line) 
     line.update(RAW)
     (line.folder / "late.json").write_bytes(record("a", "one"))
     report = line.update(RAW)[RAW]
-    assert (report.updated, report.rows, report.rejections) == (("link",), {"good": 6, "link": 1}, {})
-    assert line.update(RAW)[RAW].unchanged
+    assert (report.updated_parts, report.row_count_by_part, report.rejections_by_reason) == (
+        ("link",),
+        {"good": 6, "link": 1},
+        {},
+    )
+    assert line.update(RAW)[RAW].is_unchanged
 
 
 def test_documents_before_a_fault_leave_no_file_and_no_other_rejection(
@@ -144,12 +152,12 @@ def test_documents_before_a_fault_leave_no_file_and_no_other_rejection(
     path = write(line, "bad", [b"{\n", *lines])
     path.write_bytes(path.read_bytes()[:-8] + b"checksum")
     report = line.update(RAW)[RAW]
-    assert report.rows == {"good": 6, "bad": 0} and report.rejections == {"corrupt_gzip": 1}
+    assert report.row_count_by_part == {"good": 6, "bad": 0} and report.rejections_by_reason == {"corrupt_gzip": 1}
     table = line.output(RAW).table
-    named = {file.name for file in table.pointer("bad").files}
+    named = {file.name for file in table.read_pointer("bad").files}
     assert {file.name for file in (table.folder / "files" / "bad").iterdir()} == named
-    assert table.read("bad").is_empty()
-    assert line.lake.table("ccnet/rejected_lines").read("bad")["reason"].to_list() == ["corrupt_gzip"]
+    assert table.read_part("bad").is_empty()
+    assert line.lake.get_table("ccnet/rejected_lines").read_part("bad")["reason"].to_list() == ["corrupt_gzip"]
 
 
 def test_the_language_is_identified_for_a_tool_that_asks_for_it(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,14 +172,14 @@ def test_the_language_is_identified_for_a_tool_that_asks_for_it(line: Line, monk
     assert line.read(RAW)["language"].to_list() == [None, "xx"] and told == [None, "xx"]
     monkeypatch.setattr(tool, "asks_language", True)
     told.clear()
-    assert not line.update("heuristic_subset")["heuristic_subset"].unchanged
+    assert not line.update("heuristic_subset")["heuristic_subset"].is_unchanged
     assert told == ["de", "xx"]
 
 
 def test_the_small_web_is_written_where_no_shards_are_named(line: Line) -> None:
     line.set(corpus__shards="[]", corpus__small_web__documents=9, corpus__small_web__shards=2)
-    assert sum(line.update(RAW)[RAW].rows.values()) == 9
-    assert line.update(RAW)[RAW].unchanged
+    assert sum(line.update(RAW)[RAW].row_count_by_part.values()) == 9
+    assert line.update(RAW)[RAW].is_unchanged
 
 
 Record = dict[str, Any]
@@ -263,31 +271,36 @@ def test_a_data_file_of_the_hub_is_a_shard_and_its_revision_is_in_the_record(new
         f"train-{i}.jsonl": [{"text": f"{i} and {j} make {i + j} .", "id": f"{i}{j}"} for j in range(3)] for i in (0, 1)
     }
     line = hub_line(new_line, rows)
-    assert line.update("raw_shards")["raw_shards"].rows == {"data/train-0": 3, "data/train-1": 3}
+    assert line.update("raw_shards")["raw_shards"].row_count_by_part == {"data/train-0": 3, "data/train-1": 3}
     table = line.output("raw_shards").table
-    records = [table.record(part) for part in table.parts()]
+    records = [table.read_record(part) for part in table.list_part_names()]
     assert len({record["revision"] for record in records}) == 1 and records[0]["hub"].endswith("/dataset")
     assert records[0]["format"] == "plain"
-    assert line.update("raw_shards")["raw_shards"].unchanged
+    assert line.update("raw_shards")["raw_shards"].is_unchanged
     (line.folder / "dataset" / "data" / "train-1.jsonl").write_bytes(lines([{"text": "new .", "id": "x"}]))
     report = line.update("raw_shards")["raw_shards"]
-    assert (report.updated, report.rows) == (("data/train-1",), {"data/train-0": 3, "data/train-1": 1})
-    assert table.record("data/train-1")["revision"] != records[1]["revision"]
+    assert (report.updated_parts, report.row_count_by_part) == (
+        ("data/train-1",),
+        {"data/train-0": 3, "data/train-1": 1},
+    )
+    assert table.read_record("data/train-1")["revision"] != records[1]["revision"]
 
 
 def test_a_data_file_that_datasets_cannot_read_stops_no_other(new_line: NewLine) -> None:
     line = hub_line(new_line, {"train-0.jsonl": [{"text": "a"}], "train-1.jsonl": [{"text": "b"}]})
     (line.folder / "dataset" / "data" / "train-1.jsonl").write_bytes(b'{"text": "c"}\n{"text": \n')
     report = line.update("raw_shards")["raw_shards"]
-    assert report.rows == {"data/train-0": 1, "data/train-1": 0} and report.rejections == {"unreadable_data": 1}
-    [described] = line.lake.table("ccnet/rejected_lines").read("data/train-1").to_dicts()
+    assert report.row_count_by_part == {"data/train-0": 1, "data/train-1": 0} and report.rejections_by_reason == {
+        "unreadable_data": 1
+    }
+    [described] = line.lake.get_table("ccnet/rejected_lines").read_part("data/train-1").to_dicts()
     assert described["detail"].endswith("; download the data set and name its files in corpus.shards")
 
 
 def test_a_data_set_that_is_gone_when_a_shard_is_read_can_be_tried_again(new_line: NewLine) -> None:
     line = hub_line(new_line, {"train-0.jsonl": [{"text": "a"}]})
     data = line.folder / "dataset"
-    split = resolve(str(data), None, "train", None)
+    split = resolve_hub_split(str(data), None, "train", None)
     (data / "data" / "train-0.jsonl").rename(data / "data" / "test-0.jsonl")
     with pytest.raises(ShardError, match="has no split 'train'"):
         list(iter_hub_batches(split, 0, FormatChoice()))
@@ -308,5 +321,5 @@ def test_a_configuration_of_the_data_set_is_read(new_line: NewLine) -> None:
     card = "configs:\n- config_name: en\n  data_files: data/en/*\n- config_name: de\n  data_files: data/de/*\n"
     (line.folder / "dataset" / "README.md").write_text(f"---\n{card}---\n")
     line.set(corpus__configuration="de")
-    assert line.update("raw_shards")["raw_shards"].rows == {"data/de/train": 1}
+    assert line.update("raw_shards")["raw_shards"].row_count_by_part == {"data/de/train": 1}
     assert line.read("raw_shards")["text"].to_list() == ["deutsch"]

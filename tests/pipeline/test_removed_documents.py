@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.conftest import Line, NewLine
 from tests.worlds import write_shard
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline.removed_documents import question_texts
+from toolformer_dag.pipeline.removed_documents import read_question_texts
 
 ASKED = "Ada had 12 red apples and 3 of them were eaten by Bo on a Monday."
 SUMS = "1 and 2 make 3 .\n4 and 5 make 9 .\n2 and 2 make 4 ."
@@ -49,7 +49,7 @@ def test_a_removed_document_is_a_row_and_in_no_lane(line: Line) -> None:
         ("b", "b3", "duplicate_text", None, "b", "b1"),
         ("c", "c1", "duplicate_text", None, "b", "b1"),
     ]
-    assert reports[REMOVED].rejections == {"duplicate_text": 2, "in_benchmark": 1}
+    assert reports[REMOVED].rejections_by_reason == {"duplicate_text": 2, "in_benchmark": 1}
     assert chosen(line) == {"b1", "c2"}
     assert set(line.read("heldout_texts")["digest"]) <= {"b1", "c2"}
 
@@ -71,19 +71,19 @@ def test_a_document_that_lies_in_several_shards_counts_once_in_the_first(line: L
         ("d", "a1", "duplicate_document", None, "a", "a1"),
         ("d", "b1", "duplicate_document", None, "b", "b1"),
     ]
-    assert reports[REMOVED].rejections["duplicate_document"] == 2
+    assert reports[REMOVED].rejections_by_reason["duplicate_document"] == 2
     assert set(line.read(SUBSET).filter(shard="d")["digest"]) == {"d1"}
 
 
 def test_shards_without_copies_are_as_they_were_when_one_with_copies_comes(line: Line) -> None:
     line.update(RAW, SUBSET)
-    before = line.output(SUBSET).table.pointers()
+    before = line.output(SUBSET).table.read_pointers_by_part()
     write(line, "d", {"c1": SUMS})
     reports = line.update(RAW, "screened_documents", REMOVED, SUBSET)
-    assert reports[SUBSET].updated == ("d",) and reports[SUBSET].rows["d"] == 0
+    assert reports[SUBSET].updated_parts == ("d",) and reports[SUBSET].row_count_by_part["d"] == 0
     write(line, "a", {"c1": SUMS})
-    assert line.update(RAW, "screened_documents", REMOVED, SUBSET)[SUBSET].updated == ("a", "c")
-    assert line.output(SUBSET).table.pointer("b") == before["b"]
+    assert line.update(RAW, "screened_documents", REMOVED, SUBSET)[SUBSET].updated_parts == ("a", "c")
+    assert line.output(SUBSET).table.read_pointer("b") == before["b"]
 
 
 def test_one_of_both_alone(line: Line) -> None:
@@ -98,14 +98,14 @@ def test_one_of_both_alone(line: Line) -> None:
 def test_the_first_shard_by_name_keeps_its_copy_and_only_shards_that_lose_documents_are_chosen_anew(line: Line) -> None:
     line.set(corpus__deduplicate="true")
     line.update(RAW, "screened_documents", REMOVED, SUBSET)
-    before = line.output(SUBSET).table.pointers()
+    before = line.output(SUBSET).table.read_pointers_by_part()
     write(line, "d", {"d1": SUMS})
     reports = line.update(RAW, "screened_documents", REMOVED, SUBSET)
-    assert reports["screened_documents"].updated == reports[SUBSET].updated == ("d",)
+    assert reports["screened_documents"].updated_parts == reports[SUBSET].updated_parts == ("d",)
     write(line, "a", {"a1": SUMS})
     reports = line.update(RAW, "screened_documents", REMOVED, SUBSET)
-    assert set(reports[SUBSET].updated) == {"a", "b"} and chosen(line) == {"a1", "b2", "c2"}
-    assert line.output(SUBSET).table.pointer("c") == before["c"]
+    assert set(reports[SUBSET].updated_parts) == {"a", "b"} and chosen(line) == {"a1", "b2", "c2"}
+    assert line.output(SUBSET).table.read_pointer("c") == before["c"]
 
 
 def test_another_content_of_the_benchmark_file_screens_anew(line: Line) -> None:
@@ -114,7 +114,7 @@ def test_another_content_of_the_benchmark_file_screens_anew(line: Line) -> None:
     write_shard(line.folder, "other")  # no part of it
     (line.folder / "svamp.json").write_text(json.dumps([{"Body": "Nothing of this stands in the corpus at all, no."}]))
     reports = line.update(RAW, "screened_documents", REMOVED, SUBSET)
-    assert reports["screened_documents"].updated == ("b", "c") and reports[SUBSET].updated == ("b",)
+    assert reports["screened_documents"].updated_parts == ("b", "c") and reports[SUBSET].updated_parts == ("b",)
     assert chosen(line) == {"b1", "b2", "b3", "c1", "c2"}
 
 
@@ -139,10 +139,10 @@ def test_a_benchmark_that_is_not_there_is_named(line: Line) -> None:
 )
 def test_what_is_asked_is_read_of_any_form(tmp_path: Path, name: str, content: str, texts: list[str]) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
-    assert question_texts(tmp_path / name) == texts
+    assert read_question_texts(tmp_path / name) == texts
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="cannot be read as text"):
-        question_texts(tmp_path / "a.json")
+        read_question_texts(tmp_path / "a.json")

@@ -14,20 +14,20 @@ import polars as pl
 import pytest
 
 from tests.pipeline.conftest import Lane, Line, NewLine, computed, cost, tokens
-from toolformer_dag.lake.manifest import FOLDER
+from toolformer_dag.lake.manifest import MANIFESTS_FOLDER
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import DamagedPart, MissingPart
-from toolformer_dag.pipeline.tool_results import RESULT_KEY, RESULTS, result_settings
+from toolformer_dag.pipeline.tool_results import RESULT_KEY_COLUMNS, RESULT_SCHEMA, collect_result_settings
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.built_in.calculator import Calculator
-from toolformer_dag.tools.tool import LOST, ToolCall, ToolResult
+from toolformer_dag.tools.tool import LOST_REASON_PREFIX, ToolCall, ToolResult
 
 BEFORE = ("raw_shards", "heuristic_subset", "scored_candidates")
 
 
 def withdrawn(line: Line, stage: str) -> None:
     """Take a part away, so that it is made anew from stored rows."""
-    line.output(stage).table.remove("one")
+    line.output(stage).table.withdraw_part("one")
 
 
 @pytest.mark.parametrize(
@@ -42,27 +42,27 @@ def test_stored_rows_that_are_cut_short_are_reported_and_computed_again(
     finished: NewLine, stage: str, rows: str, kind: str
 ) -> None:
     line = finished("one")
-    before = line.output(stage).table.pointer("one")
+    before = line.output(stage).table.read_pointer("one")
     withdrawn(line, stage)
     total = sum(cost(line.update(stage), kind))
     cut = min((line.folder / "lake" / "calculator" / rows).rglob("*.parquet"))
     cut.write_bytes(cut.read_bytes()[:100])
     withdrawn(line, stage)
     report = line.update(stage)[stage]
-    [damaged] = report.work.damaged
+    [damaged] = report.work.damage_messages
     assert cut.name in damaged and "set aside" in damaged
     again, reused = cost({stage: report}, kind)
     assert again > 0 and reused > 0 and again + reused == total
-    assert report.rows["one"] == before.rows
+    assert report.row_count_by_part["one"] == before.row_count
     withdrawn(line, stage)
     third = line.update(stage)[stage]
-    assert (third.computed, third.work.damaged, third.data_version) == (0, (), report.data_version)
+    assert (third.computed_row_count, third.work.damage_messages, third.data_version) == (0, (), report.data_version)
 
 
 def test_tables_without_manifests_are_made_again_at_no_token(finished: NewLine) -> None:
     line = finished("one", "two")
     before = line.tables()
-    shutil.rmtree(line.lake.root / FOLDER)
+    shutil.rmtree(line.lake.root / MANIFESTS_FOLDER)
     reports = line.update()
     assert (tokens(reports), line.engines) == (0, 0)
     after = line.tables()
@@ -79,7 +79,9 @@ class Raced(Calculator):
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         if self.lost is None:
             self.lost = calls[0]
-            self.others.append(pl.DataFrame([(calls[0].input, "", "42", None, 0.0, None)], RESULTS, orient="row"))
+            self.others.append_rows(
+                pl.DataFrame([(calls[0].input, "", "42", None, 0.0, None)], RESULT_SCHEMA, orient="row")
+            )
         if self.lost in calls:
             raise OSError
         return super().run(calls)
@@ -92,8 +94,8 @@ def test_a_call_that_is_lost_here_and_answered_by_another_process_has_one_row(ne
 
     def with_race(lane: Lane) -> Lane:
         tool = Raced(lane.tool.key, lane.tool.options, lane.tool.prompt)
-        tool.others = line.lake.rows(
-            "calculator/results", result_settings(replace(lane, tool=tool)), RESULT_KEY, RESULTS
+        tool.others = line.lake.open_row_store(
+            "calculator/results", collect_result_settings(replace(lane, tool=tool)), RESULT_KEY_COLUMNS, RESULT_SCHEMA
         )
         raced.append(tool)
         return replace(lane, tool=tool, limits=lane.limits.model_copy(update={"backoff_s": 0.0}))
@@ -102,9 +104,9 @@ def test_a_call_that_is_lost_here_and_answered_by_another_process_has_one_row(ne
     report = line.update("tool_results")["tool_results"]
     [lost] = [tool.lost for tool in raced if tool.lost]
     rows = line.read("tool_results")
-    assert rows.select(RESULT_KEY).is_unique().all()
+    assert rows.select(RESULT_KEY_COLUMNS).is_unique().all()
     assert rows.filter(input=lost.input)["result"].to_list() == ["42"]
-    assert not [reason for reason in report.rejections if reason.startswith(LOST)]
+    assert not [reason for reason in report.rejections_by_reason if reason.startswith(LOST_REASON_PREFIX)]
 
 
 class Failing(Calculator):
@@ -130,36 +132,39 @@ def test_a_call_that_was_lost_is_tried_again_and_the_others_are_not(new_line: Ne
 
     line.adapt = failing
     first = line.update("tool_results")["tool_results"]
-    assert [reason for reason in first.rejections if reason.startswith(LOST)]
+    assert [reason for reason in first.rejections_by_reason if reason.startswith(LOST_REASON_PREFIX)]
     second = line.update("tool_results")["tool_results"]
-    assert second.differences.retry_only
-    assert "calls were lost" in second.differences.lines[0]
-    assert (second.work.computed["calls"], second.work.reused["calls"]) == (1, first.work.computed["calls"] - 1)
-    assert not [reason for reason in second.rejections if reason.startswith(LOST)]
-    assert line.update("tool_results")["tool_results"].unchanged
+    assert second.reasons.is_retry_only
+    assert "calls were lost" in second.reasons.lines[0]
+    assert (second.work.computed_rows_by_kind["calls"], second.work.reused_rows_by_kind["calls"]) == (
+        1,
+        first.work.computed_rows_by_kind["calls"] - 1,
+    )
+    assert not [reason for reason in second.rejections_by_reason if reason.startswith(LOST_REASON_PREFIX)]
+    assert line.update("tool_results")["tool_results"].is_unchanged
 
 
 @pytest.mark.parametrize("damage", ["cut short", "gone", "no pointer"])
 def test_a_damaged_part_is_made_again_from_stored_rows(finished: NewLine, damage: str) -> None:
     line = finished("one")
     table = line.output("scored_candidates").table
-    before = table.pointer("one").data_version
-    file = Path(table.files("one")[0])
+    before = table.read_pointer("one").data_version
+    file = Path(table.list_part_files("one")[0])
     if damage == "cut short":
         file.write_bytes(file.read_bytes()[:-1])
     elif damage == "gone":
         file.unlink()
     else:
-        content = bytearray(table.path.read_bytes())
+        content = bytearray(table.manifest_path.read_bytes())
         content[-9] ^= 1
-        table.path.write_bytes(content)
+        table.manifest_path.write_bytes(content)
     with pytest.raises(DamagedPart, match=r"calculator/scored_candidates, shard 'one': .*stale --run"):
         line.update("tool_results")
     reports = line.update()
-    [reason] = reports["scored_candidates"].differences.lines
+    [reason] = reports["scored_candidates"].reasons.lines
     assert "one" in reason
-    assert [name for name, report in reports.items() if not report.unchanged] == ["scored_candidates"]
-    assert computed(reports) == 0 and table.pointer("one").data_version == before
+    assert [name for name, report in reports.items() if not report.is_unchanged] == ["scored_candidates"]
+    assert computed(reports) == 0 and table.read_pointer("one").data_version == before
 
 
 def test_a_part_whose_input_was_never_made_names_it(new_line: NewLine) -> None:
@@ -212,7 +217,7 @@ def test_a_killed_stage_goes_on_where_it_was(
     line.set(**SMALL)
     line.update(*STAGES[: STAGES.index(stage)])
     assert killed(line, stage, chunks, wait) == -signal.SIGKILL
-    assert not line.output(stage).table.has("one")
+    assert not line.output(stage).table.has_part("one")
     report = line.update(stage)[stage]
     made, reused = cost({stage: report}, KINDS[stage])
     assert reused >= chunks and made > 0

@@ -7,21 +7,21 @@ from tests.pipeline.conftest import NewLine, Reports, StaleInput, assert_same, c
 
 def changed(reports: Reports) -> list[str]:
     """Return the stages that were out of date."""
-    return [name for name, report in reports.items() if not report.unchanged]
+    return [name for name, report in reports.items() if not report.is_unchanged]
 
 
 def test_a_second_run_computes_nothing_and_loads_no_model(new_line: NewLine) -> None:
     line = new_line("one", "two")
     first = line.update()
     assert cost(first, "samples")[0] > 50 and cost(first, "losses")[0] > 20
-    spent = {name: {kind for kind, n in report.work.tokens.items() if n} for name, report in first.items()}
+    spent = {name: {kind for kind, n in report.work.tokens_by_kind.items() if n} for name, report in first.items()}
     assert {name for name, kinds in spent.items() if kinds} == {"scored_candidates", "loss_deltas", "swapped_results"}
     assert {"positions", "samples"} <= spent["scored_candidates"]
     second = line.update()
     assert (changed(second), line.engines, tokens(second), computed(second)) == ([], 0, 0, 0)
     assert {k: r.data_version for k, r in first.items()} == {k: r.data_version for k, r in second.items()}
-    assert {k: (r.rows, r.rejections) for k, r in first.items()} == {
-        k: (r.rows, r.rejections) for k, r in second.items()
+    assert {k: (r.row_count_by_part, r.rejections_by_reason) for k, r in first.items()} == {
+        k: (r.row_count_by_part, r.rejections_by_reason) for k, r in second.items()
     }
 
 
@@ -59,7 +59,7 @@ def test_more_samples_cost_exactly_the_difference(
     whole = cost(fresh.update(), "samples")
     found = cost(reports, "samples")
     assert sum(found) == sum(whole)
-    assert cost(reports, "texts")[0] == 0 and reports["scored_candidates"].work.tokens["positions"] == 0
+    assert cost(reports, "texts")[0] == 0 and reports["scored_candidates"].work.tokens_by_kind["positions"] == 0
     assert found[0] + stored[0] == whole[0] and found[0] > 0
     assert_same(line, fresh)
 
@@ -97,9 +97,9 @@ def test_calls_of_texts_that_were_cut_anew_are_refused(finished: NewLine) -> Non
     for stage in stages:
         with pytest.raises(StaleInput, match=made_from):
             line.update(stage)
-        assert line.output(stage).table.has("one")
+        assert line.output(stage).table.has_part("one")
     reports = line.update()
-    assert all(reports[stage].rows["one"] for stage in stages)
+    assert all(reports[stage].row_count_by_part["one"] for stage in stages)
     line.set(m=5)
     line.update("scored_candidates")
     with pytest.raises(StaleInput, match="tool_results was made from other rows of calculator/scored_candidates"):

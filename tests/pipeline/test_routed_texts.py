@@ -50,10 +50,10 @@ def sections() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(("text", "key"), TEXTS.items())
 def test_a_text_fits_the_tool_whose_words_it_has(text: str, key: str) -> None:
-    scores = Router(list(load_tools(sections()).values())).top(text, 3)
+    scores = Router(list(load_tools(sections()).values())).rank_tools(text, 3)
     assert next(iter(scores)) == key
     assert list(scores.values()) == sorted(scores.values(), reverse=True) and len(scores) <= 3
-    assert Router(list(reversed(load_tools(sections()).values()))).top(text, 3) == pytest.approx(scores)
+    assert Router(list(reversed(load_tools(sections()).values()))).rank_tools(text, 3) == pytest.approx(scores)
 
 
 def test_words_are_found_in_sentences_without_spaces_and_accents_may_be_composed_or_not() -> None:
@@ -61,8 +61,8 @@ def test_words_are_found_in_sentences_without_spaces_and_accents_may_be_composed
     made["stars"]["description"] = "数天上的星星。"
     made["translate"]["description"] = "Traduit un résumé."
     router = Router(list(load_tools(made).values()))
-    assert next(iter(router.top("昨天晚上他们看了很多星星。", 1))) == "stars"
-    assert next(iter(router.top(normalize("NFD", "Voici le résumé."), 1))) == "translate"
+    assert next(iter(router.rank_tools("昨天晚上他们看了很多星星。", 1))) == "stars"
+    assert next(iter(router.rank_tools(normalize("NFD", "Voici le résumé."), 1))) == "translate"
 
 
 def test_a_tool_is_as_near_as_the_nearest_of_its_examples_and_neighbouring_words_count() -> None:
@@ -70,11 +70,11 @@ def test_a_tool_is_as_near_as_the_nearest_of_its_examples_and_neighbouring_words
     made["stars"]["examples"] += ["Above the barn hang [Stars(sky=1)] many.", "The barn door is [Stars(sky=2)] red."]
     made["distance"]["examples"] += ["The red barn [Distance(start=1)] stands far off.", "So [Distance(start=2)] far."]
     router = Router(list(load_tools(made).values()))
-    assert next(iter(router.top("Whose is the red barn?", 2))) == "distance"
-    assert next(iter(router.top("Who painted the barn door?", 2))) == "stars"
+    assert next(iter(router.rank_tools("Whose is the red barn?", 2))) == "distance"
+    assert next(iter(router.rank_tools("Who painted the barn door?", 2))) == "stars"
     more = [*made["distance"]["examples"], "A bridge of wood [Distance(start=3)] is near."]
     made["distance"]["examples"] = more
-    assert next(iter(Router(list(load_tools(made).values())).top("Whose is the red barn?", 2))) == "distance"
+    assert next(iter(Router(list(load_tools(made).values())).rank_tools("Whose is the red barn?", 2))) == "distance"
 
 
 def test_a_number_says_no_more_than_any_other() -> None:
@@ -83,25 +83,25 @@ def test_a_number_says_no_more_than_any_other() -> None:
         one["examples"] = [str(example).replace("So", f"In {year}") for example in one["examples"]]
     router = Router(list(load_tools(made).values()))
     for number in (2010, 2012, 7):
-        assert router.top(f"In {number} they counted each star of the sky.", 1).keys() == {"stars"}
+        assert router.rank_tools(f"In {number} they counted each star of the sky.", 1).keys() == {"stars"}
 
 
 @pytest.mark.parametrize("text", ["", "?!", "zzz qqq"])
 def test_a_text_that_shares_no_word_fits_none(text: str) -> None:
-    assert Router(list(load_tools(sections()).values())).top(text, 3) == {}
+    assert Router(list(load_tools(sections()).values())).rank_tools(text, 3) == {}
 
 
 def chosen(line: Line, most: int) -> tuple[pl.DataFrame, Counter[str]]:
     """The texts of all lanes, and why others were left out."""
     settings = load_settings(line.folder / "toolformer.toml", overrides=[f"corpus.tools_per_text={most}"])
-    outputs = {output.name: output for output in list_table_outputs(Plan.of(settings))}
+    outputs = {output.name: output for output in list_table_outputs(Plan.from_settings(settings))}
     for name in (name for name in outputs if name.startswith("ccnet/")):
         update_one(outputs, name)
     left_out: Counter[str] = Counter()
     for key in TOOLS:
-        left_out += Counter(update_one(outputs, f"{key}/heuristic_subset").rejections)
+        left_out += Counter(update_one(outputs, f"{key}/heuristic_subset").rejections_by_reason)
     tables = [outputs[f"{key}/heuristic_subset"].table for key in TOOLS]
-    return pl.concat([table.read(part) for table in tables for part in table.parts()]), left_out
+    return pl.concat([table.read_part(part) for table in tables for part in table.list_part_names()]), left_out
 
 
 def test_each_text_goes_to_so_many_tools_and_the_others_are_counted(new_line: NewLine) -> None:
@@ -124,8 +124,8 @@ def test_each_text_goes_to_so_many_tools_and_the_others_are_counted(new_line: Ne
     assert len(texts) >= len(TEXTS) and every.height == len(texts) * len(TOOLS)
     assert not left_out["fits_other_tools"]
     found, left_out = chosen(line, 1)
-    router = Router([lane.tool for lane in Plan.of(load_settings(line.folder / "toolformer.toml")).lanes])
-    expected = {(text, key) for text in texts for key in router.top(text, 1)}
+    router = Router([lane.tool for lane in Plan.from_settings(load_settings(line.folder / "toolformer.toml")).lanes])
+    expected = {(text, key) for text in texts for key in router.rank_tools(text, 1)}
     assert set(found.select("text", "tool").iter_rows()) == expected and len({key for _, key in expected}) > 2
     assert left_out["fits_other_tools"] == every.height - found.height
     assert found["wanted"].str.contains(r"^fits \d+\.\d$").all()

@@ -9,11 +9,11 @@ import pytest
 from pydantic import BaseModel, create_model
 
 from tests.pipeline.conftest import Column, Lane, Line, NewLine, Stage, TableOutput
-from toolformer_dag.computing.lane_tables import LaneTable, call_tables
+from toolformer_dag.computing.lane_tables import LaneTable, get_call_tables
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
-from toolformer_dag.evaluation.measurements import SETTINGS as MEASURED
-from toolformer_dag.lake.record import ABSENT, changes
+from toolformer_dag.evaluation.measurements import ACCURACY_TABLE, PERPLEXITY_TABLE
+from toolformer_dag.evaluation.measurements import SETTINGS_BUILDERS as MEASURED
+from toolformer_dag.lake.record import ABSENT, list_record_changes
 from toolformer_dag.pipeline import (
     augmented_corpus,
     controls,
@@ -32,7 +32,7 @@ from toolformer_dag.pipeline.stages import list_lane_stages, list_table_outputs
 from toolformer_dag.settings.sections import FilteringSettings
 from toolformer_dag.settings.setting_types import AsBefore
 from toolformer_dag.tools.registry import load_tools
-from toolformer_dag.training.checkpoints import checkpoints
+from toolformer_dag.training.checkpoints import build_checkpoints_by_name
 
 CONTROLS = {control.name for control in controls.CONTROLS}
 LANE = {"heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", *CONTROLS, "filtered_calls"}
@@ -59,12 +59,12 @@ def changed(line: Line, before: dict[str, str]) -> set[str]:
 
 CONSTANTS = [
     (raw_shards, "READER", 99, {"raw_shards"}),
-    (document_cuts, "CUTTING", 99, TEXTS),
+    (document_cuts, "CUTTING_VERSION", 99, TEXTS),
     (sample_store, "METHOD", 99, SAMPLES),
     (scored_candidates, "PARSING", 99, SAMPLES),
     (losses, "METHOD", 99, LOSSES),
     (losses, "WINDOW_WEIGHTS", (1.0, 0.5), LOSSES),
-    (controls, "CONTROLS", (replace(controls.ESTIMATING, version=99), *controls.CONTROLS[1:]), {"swapped_results"}),
+    (controls, "CONTROLS", (replace(controls.CHANCE_CONTROL, version=99), *controls.CONTROLS[1:]), {"swapped_results"}),
     (filtered_calls, "SQL", filtered_calls.SQL + "-- another rule", {"filtered_calls"}),
     (augmented_corpus, "MERGING", 99, {"augmented_corpus"}),
     (augmented_corpus, "HELDOUT_SHARE", 0.1, {"augmented_corpus"}),
@@ -156,20 +156,20 @@ def later(table: BaseModel, key: str, before: object, value: object) -> BaseMode
 
 def positions_identity(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """What determines p_i of single calls."""
-    return sample_store.positions_identity(plan, lane.tool.prompt)
+    return sample_store.collect_positions_identity(plan, lane.tool.prompt)
 
 
 def samples_identity(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """What determines samples of single calls."""
-    return sample_store.samples_identity(plan, lane.tool.prompt)
+    return sample_store.collect_samples_identity(plan, lane.tool.prompt)
 
 
 def records(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Return what determines every output of a plan and, under `rows`, the rows that are stored."""
     found: dict[str, Mapping[str, Any]] = {output.stage.name: output.settings for output in list_table_outputs(plan)}
-    found |= {name: one.settings(plan) for name, one in checkpoints(plan.settings).items()}
+    found |= {name: one.collect_settings(plan) for name, one in build_checkpoints_by_name(plan.settings).items()}
     found |= {name: settings(plan) for name, settings in MEASURED.items()}
-    stored = (positions_identity, samples_identity, losses.losses_identity)
+    stored = (positions_identity, samples_identity, losses.collect_losses_identity)
     return found | {identity.__name__: identity(plan, plan.lanes[0]) for identity in stored}
 
 
@@ -184,13 +184,13 @@ def plan_with(plan: Plan, section: str, key: str, before: object, value: object)
         limits: Any = later(plan.lanes[0].limits, key, before, value)
         return replace(plan, lanes=(replace(plan.lanes[0], limits=limits),))
     changed_section = later(getattr(plan.settings, section), key, before, value)
-    return Plan.of(plan.settings.model_copy(update={section: changed_section}))
+    return Plan.from_settings(plan.settings.model_copy(update={section: changed_section}))
 
 
 STORED_SAMPLES = {"samples_identity"}
 ASKED = {"positions_identity", "samples_identity"}
 TRAINED = {"baseline_checkpoint", "finetuned_checkpoint"}
-ANSWERS = {ACCURACY}
+ANSWERS = {ACCURACY_TABLE}
 NEW = "added_later"
 LATER = [
     ("sampling", NEW, 0, 1, {*SAMPLES, *STORED_SAMPLES}),
@@ -199,7 +199,7 @@ LATER = [
     ("training", NEW, 0, 1, TRAINED),
     ("decoding", NEW, 0, 1, ANSWERS),
     ("control", NEW, 0, 1, CONTROLS),
-    ("model", NEW, 0, 1, {*MODEL, *ASKED, "losses_identity", *TRAINED, *ANSWERS, PERPLEXITY}),
+    ("model", NEW, 0, 1, {*MODEL, *ASKED, "collect_losses_identity", *TRAINED, *ANSWERS, PERPLEXITY_TABLE}),
     ("options", NEW, 0, 1, {"heuristic_subset", "tool_results", "loss_deltas", *ANSWERS}),
     ("limits", NEW, 0, 1, {"tool_results", *ANSWERS}),
     ("corpus", "format", "auto", "plain", {"raw_shards"}),
@@ -224,10 +224,12 @@ def test_a_setting_that_came_later_makes_nothing_stale_at_the_value_that_stands_
     if key == NEW:
         assert as_before == records(plan)
     found = records(plan_with(plan, section, key, before, other))
-    differing = {name: changes({"settings": as_before[name]}, {"settings": record}) for name, record in found.items()}
+    differing = {
+        name: list_record_changes({"settings": as_before[name]}, {"settings": record}) for name, record in found.items()
+    }
     assert {name for name, found_changes in differing.items() if found_changes} == stages
     for change in (change for found_changes in differing.values() for change in found_changes):
-        assert (change.field.rpartition(".")[2], change.old, change.new) == (key, ABSENT, other)
+        assert (change.field_path.rpartition(".")[2], change.old_value, change.new_value) == (key, ABSENT, other)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +294,7 @@ def test_another_column_type_or_formula_is_another_version_and_a_description_is_
     others = [
         version(more=Column(pl.String(), "one more")),
         version(**{name: replace(column, dtype=pl.Binary())}),
-        version(**{name: replace(column, sql="1")}),
+        version(**{name: replace(column, sql_expression="1")}),
     ]
     assert len({found.code_version, *others}) == 4
 
@@ -312,13 +314,13 @@ def test_a_lane_s_tables_have_the_names_of_its_stages(new_line: NewLine) -> None
     plan = line.plan()
     [lane] = plan.lanes
     stages = list_lane_stages(plan, lane)
-    inner = [one for stage in stages for one in stage.inner]
-    beside = [name for stage in stages for name in stage.beside]
+    inner = [one for stage in stages for one in stage.inner_stages]
+    beside = [name for stage in stages for name in stage.sibling_table_names]
     named = {*beside, *(stage.name for stage in (*inner, *stages))}
-    of_controls = {name for control in controls.CONTROLS for name in control.table_names(lane)}
+    of_controls = {name for control in controls.CONTROLS for name in control.list_table_names(lane)}
     assert named == {*get_args(LaneTable), *of_controls} - {"served_proposals"}
     for level in (1, 2, 3):
-        assert {*call_tables(level)} <= {stage.name for stage in stages}
+        assert {*get_call_tables(level)} <= {stage.name for stage in stages}
 
 
 def test_a_stage_that_reads_a_table_which_no_stage_makes_is_named(

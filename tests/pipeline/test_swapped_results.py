@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from tests.pipeline.conftest import TEXT_KEY, NewLine, engine_of, tokens
-from toolformer_dag.pipeline.control_calls import exchange, select_likeliest_places
-from toolformer_dag.pipeline.control_stages import control_stage
-from toolformer_dag.pipeline.controls import ESTIMATING
+from toolformer_dag.pipeline.control_calls import exchange_results, select_likeliest_places
+from toolformer_dag.pipeline.control_stages import build_control_stage
+from toolformer_dag.pipeline.controls import CHANCE_CONTROL
 from toolformer_dag.settings.sections import ControlSettings
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 KEY = ("shard", "digest", "segment", "position", "sample")
-STAGE = control_stage(ESTIMATING)
+STAGE = build_control_stage(CHANCE_CONTROL)
 CALLS = pl.Schema({name: STAGE.schema[name] for name in (*KEY, "input", "result", "p_api")})
 TEXTS = 100
 likely = st.sampled_from([0.1, 0.2, 0.2, 0.4])
@@ -59,13 +59,13 @@ def exchanged(
     whole = pl.DataFrame(rows, schema=CALLS)
     known = pl.DataFrame(texts or rows, schema=CALLS).select(TEXT_KEY).unique()
     known = known.with_columns(text_digest=pl.concat_str("shard", "digest"))
-    found = exchange(
+    found = exchange_results(
         whole.filter(pl.col("result").is_not_null()),
-        control=ESTIMATING,
+        control=CHANCE_CONTROL,
         settings=ControlSettings(swaps=swaps),
         texts=known,
-        likeliest=select_likeliest_places(whole),
-        limit=limit,
+        likeliest_places=select_likeliest_places(whole),
+        max_texts=limit,
     )
     return {(*key_of(row), row["swap"]) if swaps > 1 else key_of(row): row for row in found.to_dicts()}
 
@@ -143,13 +143,13 @@ def test_ids_of_documents_and_shards_decide_nothing(rows, limit):
     def told(candidates, ids):
         whole = pl.DataFrame(candidates, schema=CALLS)
         texts = whole.select(TEXT_KEY).unique().join(ids, on=TEXT_KEY)
-        found = exchange(
+        found = exchange_results(
             whole.filter(pl.col("result").is_not_null()),
-            control=ESTIMATING,
+            control=CHANCE_CONTROL,
             settings=ControlSettings(),
             texts=texts,
-            likeliest=select_likeliest_places(whole),
-            limit=limit,
+            likeliest_places=select_likeliest_places(whole),
+            max_texts=limit,
         )
         placed = found.join(ids, on=TEXT_KEY).select("text_digest", "position", "sample", "result", "swap_reason")
         return sorted(map(str, placed.rows()))
@@ -194,14 +194,14 @@ def test_losses_are_those_of_the_engine_and_are_computed_once(finished: NewLine)
     line = finished("one")
     true = line.read("loss_deltas")
     table = line.read(SWAPPED)
-    line.output(SWAPPED).table.remove("one")
+    line.output(SWAPPED).table.withdraw_part("one")
     report = line.update(SWAPPED)[SWAPPED]
-    assert (report.computed, tokens({SWAPPED: report})) == (0, 0) and report.reused > 0
+    assert (report.computed_row_count, tokens({SWAPPED: report})) == (0, 0) and report.reused_row_count > 0
     assert table.schema == STAGE.schema and table.equals(line.read(SWAPPED))
     texts = true.select(TEXT_KEY).unique().height
-    assert table.height == report.rows["one"] > 0
+    assert table.height == report.row_count_by_part["one"] > 0
     assert table.select(TEXT_KEY).unique().height <= 3 < texts
-    assert table.height + sum(report.rejections.values()) == true.height
+    assert table.height + sum(report.rejections_by_reason.values()) == true.height
     pairs = table.join(true, on=("tool", *KEY, "input", "p_api", "char_offset"))
     assert pairs.height == table.height
     assert pairs.filter(pl.col("result") == pl.col("result_right")).is_empty()
@@ -229,10 +229,10 @@ def test_more_swaps_add_rows_and_leave_the_others_as_they_are(finished: NewLine)
     assert set(before["swap"]) == {0}
     line.set(control__swaps=3)
     report = line.update("loss_deltas", SWAPPED)
-    assert report["loss_deltas"].unchanged and report[SWAPPED].computed > 0
+    assert report["loss_deltas"].is_unchanged and report[SWAPPED].computed_row_count > 0
     after = line.read(SWAPPED)
     assert_frame_equal(after.filter(swap=0), before)
-    assert not report[SWAPPED].violations["unique_keys"]
+    assert not report[SWAPPED].violations_by_check["unique_keys"]
     assert after.filter(pl.col("swap") > 0).height > 0
     assert after.group_by(KEY).agg(same=pl.col("result").n_unique() == pl.len())["same"].all()
     line.set(control__swaps=1)

@@ -11,17 +11,17 @@ import pytest
 
 from toolformer_dag.cli.project import open_shared_instance
 from toolformer_dag.computing.spending import Spent
-from toolformer_dag.files import write_whole
+from toolformer_dag.files import write_file_atomically
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.resources import LakeResource, live_runs
 from toolformer_dag.resources.live_runs import (
-    HOME,
-    alive,
+    HOME_TAG,
     end_dead_runs,
-    home_name,
-    run_folder,
-    run_folders,
-    take_unfinished,
+    get_live_runs_folder,
+    get_or_create_home_name,
+    get_run_folder,
+    hold_run_lock,
+    pop_spending_of_failed_runs,
 )
 
 REPOSITORY = Path(__file__).parents[2]
@@ -83,12 +83,12 @@ def status(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunSta
 
 
 def test_a_run_that_was_killed_before_it_began_is_ended(instance):
-    killed = started(instance, {live_runs.FOLDER: "killed"}, dg.DagsterRunStatus.NOT_STARTED)
-    living = started(instance, {live_runs.FOLDER: "living"}, dg.DagsterRunStatus.NOT_STARTED)
+    killed = started(instance, {live_runs.RUN_FOLDER_TAG: "killed"}, dg.DagsterRunStatus.NOT_STARTED)
+    living = started(instance, {live_runs.RUN_FOLDER_TAG: "living"}, dg.DagsterRunStatus.NOT_STARTED)
     for folder in ("killed", "living"):
-        (run_folders(instance) / folder).mkdir(parents=True)
-    (run_folders(instance) / "killed" / "lock").touch()
-    with alive(run_folders(instance) / "living"):
+        (get_live_runs_folder(instance) / folder).mkdir(parents=True)
+    (get_live_runs_folder(instance) / "killed" / "lock").touch()
+    with hold_run_lock(get_live_runs_folder(instance) / "living"):
         assert end_dead_runs(instance) == [killed.run_id]
     assert status(instance, killed) is dg.DagsterRunStatus.FAILURE
     assert status(instance, living) is dg.DagsterRunStatus.NOT_STARTED
@@ -137,17 +137,17 @@ def test_a_run_without_a_lock_file_is_told_by_its_process(instance, tmp_path):
 
 def test_a_run_that_never_got_a_process_is_ended_after_a_while_but_none_of_another_machine(instance, monkeypatch):
     starting = dg.DagsterRunStatus.STARTING
-    started(instance, {HOME: "another"}, starting)
-    runs = [started(instance, tags, starting).run_id for tags in ({}, {HOME: home_name(instance)})]
+    started(instance, {HOME_TAG: "another"}, starting)
+    runs = [started(instance, tags, starting).run_id for tags in ({}, {HOME_TAG: get_or_create_home_name(instance)})]
     assert end_dead_runs(instance) == []
     monkeypatch.setattr(live_runs, "NEVER_BEGUN", timedelta(0))
     assert sorted(end_dead_runs(instance)) == sorted(runs)
 
 
 def test_a_home_whose_name_is_garbage_keeps_what_it_reads_as(instance):
-    name = home_name(instance)
+    name = get_or_create_home_name(instance)
     (Path(instance.root_directory) / "home_name").write_bytes(b"\xff\x00" + name.encode())
-    assert home_name(instance) == home_name(instance) != name
+    assert get_or_create_home_name(instance) == get_or_create_home_name(instance) != name
     assert end_dead_runs(instance) == []
 
 
@@ -156,21 +156,21 @@ def test_what_unfinished_runs_spent_is_told_once_and_what_others_spent_never(ins
     for number, run in enumerate((failed, succeeded, living)):
         for process in range(2):
             told = b'{"tokens": %d, "calls": %d}' % (10 * 2**number, process)
-            write_whole(run_folder(instance, run) / f"step{process}.json", told)
-            assert take_unfinished(instance) == Spent()
+            write_file_atomically(get_run_folder(instance, run) / f"step{process}.json", told)
+            assert pop_spending_of_failed_runs(instance) == Spent()
     instance.report_run_failed(failed)
     instance.report_dagster_event(dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, "job"), succeeded.run_id)
-    with alive(run_folder(instance, failed)):  # its command is about to ask for it
-        assert take_unfinished(instance) == Spent()
-    assert take_unfinished(instance) == Spent(20, 1)
-    assert take_unfinished(instance) == Spent()
-    assert [path.name for path in run_folders(instance).iterdir()] == [living.run_id]
+    with hold_run_lock(get_run_folder(instance, failed)):  # its command is about to ask for it
+        assert pop_spending_of_failed_runs(instance) == Spent()
+    assert pop_spending_of_failed_runs(instance) == Spent(20, 1)
+    assert pop_spending_of_failed_runs(instance) == Spent()
+    assert [path.name for path in get_live_runs_folder(instance).iterdir()] == [living.run_id]
 
 
 def test_living_runs_and_those_without_a_lock_file_are_left_alone(instance):
     living = started(instance)
     unknown = started(instance)
-    with alive(run_folder(instance, living)):
+    with hold_run_lock(get_run_folder(instance, living)):
         assert end_dead_runs(instance) == []
         assert status(instance, living) is status(instance, unknown) is dg.DagsterRunStatus.STARTED
     assert end_dead_runs(instance) == []  # it ended well: Dagster alone knows how

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.processes import at_work
-from toolformer_dag.computing.workers import worker_count
-from toolformer_dag.model.weights import cores
+from toolformer_dag.computing.workers import choose_worker_count
+from toolformer_dag.model.weights import count_cores
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.synthetic import SMALL_MODEL
+from toolformer_dag.synthetic import SMALL_MODEL_FOLDER
 
 REPOSITORY = Path(__file__).parents[2]
 TAKE = """
@@ -59,15 +59,15 @@ def settings_with(model: dict[str, str], **execution: object) -> Settings:
 @pytest.mark.parametrize(
     ("model", "count"),
     [
-        ({"name": str(SMALL_MODEL)}, cores()),
-        ({"name": "embedded"}, cores()),
+        ({"name": str(SMALL_MODEL_FOLDER)}, count_cores()),
+        ({"name": "embedded"}, count_cores()),
         ({"name": "openai-community/gpt2"}, 1),
-        ({"name": str(SMALL_MODEL), "device": "mps"}, 1),
+        ({"name": str(SMALL_MODEL_FOLDER), "device": "mps"}, 1),
     ],
 )
 def test_a_small_model_gets_a_process_per_core_and_others_one(model, count):
-    assert worker_count(settings_with(model)) == count >= 1
-    assert worker_count(settings_with(model, workers=3)) == 3
+    assert choose_worker_count(settings_with(model)) == count >= 1
+    assert choose_worker_count(settings_with(model, workers=3)) == 3
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_each_process_takes_a_group_of_gpus_of_its_own_and_gives_it_up_when_it_e
 )
 def test_a_machine_with_gpus_gets_a_process_per_group(monkeypatch, model, count):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    assert worker_count(settings_with({"name": "any", "device": "auto", **model})) == count
+    assert choose_worker_count(settings_with({"name": "any", "device": "auto", **model})) == count
 
 
 def test_a_worker_ends_when_its_parent_is_killed(tmp_path):

@@ -18,9 +18,9 @@ from polars.testing import assert_frame_equal
 from tests.worlds import WorldFolder, copy_world, lay_out
 from toolformer_dag.cli.project import Project, RunReport
 from toolformer_dag.computing.spending import Spent
-from toolformer_dag.computing.update import TableReport, update
+from toolformer_dag.computing.update import TableReport, update_table
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.computing.workers import Workers, in_process
+from toolformer_dag.computing.workers import Workers, build_in_process_executor
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline.stages import list_table_outputs
@@ -42,18 +42,18 @@ class World(WorldFolder):
         return load_settings(self.folder / "toolformer.toml", environment={}, overrides=overrides)
 
     def project(self, *overrides: str) -> Project:
-        return Project.of(self.settings(*overrides))
+        return Project.from_settings(self.settings(*overrides))
 
     def stale(self, *overrides: str) -> list[str]:
-        return list(self.project(*overrides).stale())
+        return list(self.project(*overrides).list_stale_assets())
 
     def reasons(self, *overrides: str) -> dict[str, tuple[str, ...]]:
         """Return why each stale asset is stale, as `stale --why` prints it."""
-        return {name: reasons.lines for name, reasons in self.project(*overrides).stale().items()}
+        return {name: reasons.lines for name, reasons in self.project(*overrides).list_stale_assets().items()}
 
     def run(self, *overrides: str, training: bool = False, sink=lambda step: None) -> RunReport:
         """Bring everything up to date; fail where an asset fails."""
-        report = self.project(*overrides).run(training, sink)
+        report = self.project(*overrides).run_rounds(training, sink)
         report.raise_for_failures()
         return report
 
@@ -62,9 +62,9 @@ class World(WorldFolder):
         plan = self.project(*overrides).plan
         tables = {output.name: output for output in list_table_outputs(plan)}
         worker = Worker(plan)
-        lent = Workers(worker, tables, in_process)
-        reports = [update(worker, lent, output, lambda done, total: None) for output in tables.values()]
-        return {report.name: report for report in reports if not report.unchanged}
+        lent = Workers(worker, tables, build_in_process_executor)
+        reports = [update_table(worker, lent, output, lambda done, total: None) for output in tables.values()]
+        return {report.name: report for report in reports if not report.is_unchanged}
 
     def sql(self, sql: str) -> list[tuple[object, ...]]:
         return query(self.folder / "lake" / "toolformer.duckdb", sql).rows()
@@ -73,9 +73,9 @@ class World(WorldFolder):
         """Return all rows of all lanes and of C*, without what measures time."""
         found = list_table_outputs(self.project().plan)
         return {
-            f"{output.name} {part}": output.table.read(part).drop(MEASURED, strict=False)
+            f"{output.name} {part}": output.table.read_part(part).drop(MEASURED, strict=False)
             for output in found
-            for part in output.table.parts()
+            for part in output.table.list_part_names()
         }
 
     def last(self, name: str) -> dg.AssetMaterialization:
@@ -114,7 +114,7 @@ ALL_SPENT = "select sum(tokens)::bigint, sum(calls)::bigint from costs"
 
 def free(report: RunReport) -> bool:
     """Return whether a run asked neither the model nor a tool."""
-    return report.spent == Spent()
+    return report.spending == Spent()
 
 
 BY_HAND = (

@@ -11,7 +11,7 @@ from typing import Any
 from tests.command_line import cli
 from tests.tools import typed_server
 from tests.worlds import MODEL, make_model
-from toolformer_dag.settings.servers import LISTING
+from toolformer_dag.settings.servers import LISTING_FILE_NAME
 
 HOSTILE = 'Ny "X"] -> (Y'
 """A town whose name holds what ends calls; JSON escapes its quotes."""
@@ -138,7 +138,7 @@ def lay_out_served(folder: Path) -> Path:
     make_model(folder / "model", texts=lines, vocabulary=500, context=2048)
     listed = cli("servers", "--config", str(folder / "toolformer.toml"))
     assert listed.returncode == 0 and "typed: 6 tools" in listed.stdout, listed.stdout + listed.stderr
-    assert (folder / LISTING).is_file()
+    assert (folder / LISTING_FILE_NAME).is_file()
     return folder
 
 

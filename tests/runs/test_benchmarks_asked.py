@@ -8,15 +8,15 @@ from datetime import timedelta
 
 import pytest
 
-from toolformer_dag.evaluation.asking import GENERATIONS, compared
+from toolformer_dag.evaluation.asking import GENERATIONS_STORE_NAME, iter_model_results
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError
-from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
+from toolformer_dag.evaluation.measurements import ACCURACY_TABLE, PERPLEXITY_TABLE
 from toolformer_dag.evaluation.outcomes import Condition
-from toolformer_dag.lake.cleaning import clean
+from toolformer_dag.lake.cleaning import clean_lake
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.weights import checkpoint_folder, model_name
-from toolformer_dag.synthetic import SMALL_MODEL
-from toolformer_dag.training.training_report import find_finetuned_or_base
+from toolformer_dag.model.weights import get_checkpoint_folder, resolve_model_name
+from toolformer_dag.synthetic import SMALL_MODEL_FOLDER
+from toolformer_dag.training.training_report import find_finetuned_or_base_model
 
 ADDED = """
 [evaluation.models]
@@ -40,8 +40,8 @@ def write_benchmarks(world, *answers: float) -> None:
 def test_what_is_named_is_measured_beside_the_rest_and_nothing_else_runs(world):
     write_benchmarks(world, 51.0, 3.0)
     world.edit("[evaluation]\n", ADDED)
-    ran = world.run(training=True).ran
-    assert ran[:3] == [ACCURACY, PERPLEXITY, "warehouse/toolformer_duckdb"]
+    ran = world.run(training=True).made_assets
+    assert ran[:3] == [ACCURACY_TABLE, PERPLEXITY_TABLE, "warehouse/toolformer_duckdb"]
     assert {name.partition("/")[0] for name in ran[3:]} == {"tables"}
     assert "tables/table_9" in ran and "tables/table_2" not in ran
     asked = "select benchmark, n, accuracy, parameters, weights from accuracy where condition = '{}' order by all"
@@ -54,28 +54,28 @@ def test_what_is_named_is_measured_beside_the_rest_and_nothing_else_runs(world):
     assert found == [("C, held out", 4), ("WikiText", 4)]
     assert world.stale() == []
     write_benchmarks(world, 51.0)
-    assert world.stale() == [ACCURACY]
+    assert world.stale() == [ACCURACY_TABLE]
 
 
 @pytest.mark.long
 def test_what_models_wrote_is_kept_while_it_is_used_and_not_written_again(world):
     def kept() -> set[str]:
-        return {path.parent.name for path in (world.folder / "lake" / GENERATIONS).glob("*/*.parquet")}
+        return {path.parent.name for path in (world.folder / "lake" / GENERATIONS_STORE_NAME).glob("*/*.parquet")}
 
     before = kept()
     report = world.run("decoding.k=3", training=True)
-    assert report.ran[0] == ACCURACY
+    assert report.made_assets[0] == ACCURACY_TABLE
     asked = world.sql("select tokens, calls from costs where stage = 'accuracy' order by ended desc limit 1")
-    assert asked == [(report.spent.tokens, report.spent.calls)] and report.spent.tokens > 0
+    assert asked == [(report.spending.tokens, report.spending.calls)] and report.spending.tokens > 0
     assert len(kept() - before) == 1 and before < kept()
-    clean(world.lake, timedelta(0), dry_run=False)
+    clean_lake(world.lake, timedelta(0), dry_run=False)
     assert len(before - kept()) == 1 and len(kept()) == len(before)
 
 
 def test_a_benchmark_makes_the_evaluation_alone_stale(world):
     write_benchmarks(world, 51.0)
     world.edit("[evaluation]\n", ADDED)
-    assert world.stale() == [ACCURACY, PERPLEXITY]
+    assert world.stale() == [ACCURACY_TABLE, PERPLEXITY_TABLE]
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_a_benchmark_makes_the_evaluation_alone_stale(world):
 def test_a_benchmark_that_cannot_be_asked_is_refused_before_anything_runs(world, named, reason):
     world.edit("[evaluation]\n", f"[evaluation]\nbenchmarks = {{ {named} }}\n")
     project = world.project()
-    before = project.instance.get_runs_count()
+    before = project.dagster_instance.get_runs_count()
     with pytest.raises(BenchmarkError, match=reason):
-        project.run(training=False)
-    assert project.instance.get_runs_count() == before
+        project.run_rounds(includes_training=False)
+    assert project.dagster_instance.get_runs_count() == before
 
 
 def test_one_model_is_in_memory_at_a_time(made) -> None:
@@ -100,13 +100,13 @@ def test_one_model_is_in_memory_at_a_time(made) -> None:
         seen.append(weakref.ref(model.model))
         yield from (condition.name for condition in conditions)
 
-    names = list(compared(made.settings(), measure))
+    names = list(iter_model_results(made.settings(), measure))
     assert names == ["base", "base + C", "Toolformer (disabled)", "Toolformer"]
     assert len(seen) == 3
 
 
 def test_a_checkpoint_of_another_model_is_not_taken_for_the_settings_own(made) -> None:
     own = made.settings()
-    other = made.settings(f"model.name='{SMALL_MODEL}'")
-    assert find_finetuned_or_base(own) == str(checkpoint_folder(own))
-    assert find_finetuned_or_base(other) == model_name(other.model) == str(SMALL_MODEL)
+    other = made.settings(f"model.name='{SMALL_MODEL_FOLDER}'")
+    assert find_finetuned_or_base_model(own) == str(get_checkpoint_folder(own))
+    assert find_finetuned_or_base_model(other) == resolve_model_name(other.model) == str(SMALL_MODEL_FOLDER)

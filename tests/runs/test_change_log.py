@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from tests.runs.conftest import World
-from toolformer_dag.cli.query_results import saved_queries
-from toolformer_dag.lake.cleaning import clean
+from toolformer_dag.cli.query_results import load_saved_queries
+from toolformer_dag.lake.cleaning import clean_lake
 
 RUNS = "select tool, changed, kept_before, kept_after from runs order by ended, tool"
 KEPT = "select tool, count(*) filter (kept) from decisions group by tool order by tool"
@@ -18,11 +18,11 @@ def test_a_run_tells_a_changed_threshold_with_the_kept_calls_before_and_after(wo
     before = dict(world.sql(KEPT))
     world.run(THRESHOLD)
     assert world.sql(RUNS) == [("calculator", ["tau_f 0.0 -> 100.0"], before["calculator"], 0)]
-    [(_, _, *shown)] = world.sql(saved_queries()["what_changed"])
+    [(_, _, *shown)] = world.sql(load_saved_queries()["what_changed"])
     assert shown == ["calculator", "tau_f 0.0 -> 100.0", before["calculator"], 0]
-    clean(world.lake, timedelta(0), dry_run=False)
-    log = world.lake.table("warehouse/changes")
-    assert sum(log.read(part).height for part in log.parts()) == len(world.sql("from changes"))
+    clean_lake(world.lake, timedelta(0), dry_run=False)
+    log = world.lake.get_table("warehouse/changes")
+    assert sum(log.read_part(part).height for part in log.list_part_names()) == len(world.sql("from changes"))
 
 
 @pytest.mark.long

@@ -15,11 +15,11 @@ from tests.damage import flip, rot
 from tests.runs.conftest import World, assert_same, by_machine, free
 from toolformer_dag import identity
 from toolformer_dag.assets import TRAINING_JOB
-from toolformer_dag.cli.project import REPAIRS, Project
-from toolformer_dag.exports.verify_project import FOLDER_RECORDS, verify_files
+from toolformer_dag.cli.project import MAX_ROUND_ATTEMPTS, Project
+from toolformer_dag.exports.verify_project import FOLDER_RECORD_FILE_NAMES, verify_project_files
 from toolformer_dag.files import UserError
 from toolformer_dag.lake import storage
-from toolformer_dag.lake.verification import VERIFIED
+from toolformer_dag.lake.verification import VERIFIED_FILE_NAME
 
 SMALL_WEB = """
 profile = "embedded"
@@ -43,7 +43,7 @@ BUT_FOR_FINETUNING = "from costs where stage not like '%checkpoint' and (tokens 
 
 def named(world: World) -> set[Path]:
     """Return the files that `verify` names."""
-    return {damaged.path for damaged in verify_files(world.project().plan).damaged}
+    return {damaged.path for damaged in verify_project_files(world.project().plan).damaged_files}
 
 
 def test_every_flipped_bit_is_named_by_its_path(world: World) -> None:
@@ -94,26 +94,28 @@ def test_a_run_mends_what_was_flipped_though_nothing_else_changed_at_the_cost_of
     else:
         assert found >= {file for file in flipped if "model" not in file.parts} and found
     report = world.run(training=True)
-    assert free(report) or (kind == "checkpoints" and report.spent.calls == 0)  # finetuning is paid again
+    assert free(report) or (kind == "checkpoints" and report.spending.calls == 0)  # finetuning is paid again
     after = world.sql(BUT_FOR_FINETUNING)
     lost = sum("costs" in file.parts for file in flipped)
     assert set(after) <= set(before) and len(after) >= len(before) - lost
     assert named(world) == set() and world.stale() == []
     assert_same(world.tables(), made.tables())
-    assert world.lake.table("ccnet/rejected_lines").parts() == ["one", "two"]
+    assert world.lake.get_table("ccnet/rejected_lines").list_part_names() == ["one", "two"]
 
 
 @pytest.mark.long
 def test_damage_that_keeps_the_times_of_a_file_is_mended_after_verify_has_named_it(world: World, made: World) -> None:
     file = sorted(world.folder.glob(KINDS["published rows"]))[0]
     world.run()
-    (world.folder / "lake" / VERIFIED).write_text(str(time.time_ns() + 10**9))  # as if the disk had changed it unseen
+    (world.folder / "lake" / VERIFIED_FILE_NAME).write_text(
+        str(time.time_ns() + 10**9)
+    )  # as if the disk had changed it unseen
     flip(file, random.Random(5))
     time.sleep(1.1)
-    assert not world.run().set_aside
+    assert not world.run().damaged_files
     assert named(world) == {file}
     report = world.run()
-    assert [one.path for one in report.set_aside] == [file]
+    assert [one.path for one in report.damaged_files] == [file]
     assert named(world) == set()
     assert_same(world.tables(), made.tables())
 
@@ -123,7 +125,7 @@ def test_a_run_on_a_disk_that_damages_a_table_again_and_again_fails_by_its_name(
     """Every copy of a table loses a bit as soon as it is written."""
     draw = random.Random(6)
     written = []
-    write = storage.write_whole
+    write = storage.write_file_atomically
 
     def written_badly(path: Path, content: bytes) -> None:
         write(path, content)
@@ -131,13 +133,13 @@ def test_a_run_on_a_disk_that_damages_a_table_again_and_again_fails_by_its_name(
             flip(path, draw)
             written.append(path)
 
-    monkeypatch.setattr(storage, "write_whole", written_badly)
+    monkeypatch.setattr(storage, "write_file_atomically", written_badly)
     monkeypatch.chdir(world.folder)
     done = cli("stale", "--run", "--set", "corpus.segment_tokens=30", "--set", "corpus.shards=['web/one.json.gz']")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "sums/heuristic_subset, shard 'one': " in done.stderr and "is damaged" in done.stderr
-    assert len(written) == REPAIRS
-    monkeypatch.setattr(storage, "write_whole", write)
+    assert len(written) == MAX_ROUND_ATTEMPTS
+    monkeypatch.setattr(storage, "write_file_atomically", write)
     world.run()
     assert named(world) == set() and by_machine(world.stale()) == []
 
@@ -145,7 +147,7 @@ def test_a_run_on_a_disk_that_damages_a_table_again_and_again_fails_by_its_name(
 @pytest.mark.long
 def test_weights_that_rot_are_not_used_and_a_checkpoint_is_made_again(world: World, made: World, monkeypatch) -> None:
     """The disk gives other bits under the same size and times."""
-    monkeypatch.setattr(identity, "LARGE", 0)
+    monkeypatch.setattr(identity, "REMEMBERED_MIN_BYTES", 0)
     checkpoint = world.folder / "lake/training/finetuned_checkpoint/model/model.safetensors"
     whole = checkpoint.read_bytes()
     generate = ("generate", "1 and 2 make", "--config", str(world.folder / "toolformer.toml"))
@@ -163,7 +165,8 @@ def test_weights_that_rot_are_not_used_and_a_checkpoint_is_made_again(world: Wor
     world.run("evaluation.questions=2", training=True)
     world.run(training=True)
     assert_frame_equal(
-        world.lake.table("evaluation/accuracy").read("all"), made.lake.table("evaluation/accuracy").read("all")
+        world.lake.get_table("evaluation/accuracy").read_part("all"),
+        made.lake.get_table("evaluation/accuracy").read_part("all"),
     )
     assert named(world) == set() and checkpoint.read_bytes() == whole
 
@@ -188,7 +191,7 @@ def test_c_star_that_was_damaged_before_training_begins_is_made_again(world: Wor
 
 @pytest.mark.long
 def test_a_base_model_that_rots_makes_no_row(world: World, monkeypatch) -> None:
-    monkeypatch.setattr(identity, "LARGE", 0)
+    monkeypatch.setattr(identity, "REMEMBERED_MIN_BYTES", 0)
     weights = world.folder / "model/model.safetensors"
     world.project()
     rot(weights, random.Random(2))
@@ -212,7 +215,7 @@ def test_a_shard_that_was_whole_stops_the_run_until_a_person_chooses(world: Worl
     assert_same(world.tables(), before)
     done = cli("stale", "--run", "--again", "one", "--config", str(world.folder / "toolformer.toml"))
     assert done.returncode == 0 and "tokens went through the model" in done.stdout
-    assert world.lake.table("ccnet/raw_shards").read("one").is_empty()
+    assert world.lake.get_table("ccnet/raw_shards").read_part("one").is_empty()
 
 
 @pytest.mark.long
@@ -265,7 +268,7 @@ def test_an_export_is_verified_wherever_it_lies_and_a_lake_that_may_only_be_read
     (copy / "README.md").unlink()
     os.mkfifo(copy / "README.md")  # to open it would wait for ever
     assert f"{copy / 'README.md'}: " in cli("verify", str(copy), *config).stdout
-    [record] = [copy / name for name in FOLDER_RECORDS if (copy / name).is_file()]
+    [record] = [copy / name for name in FOLDER_RECORD_FILE_NAMES if (copy / name).is_file()]
     record.unlink()
     record.symlink_to(record)
     assert f"{record}: " in cli("verify", str(copy), *config).stdout

@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 
 from tests.runs.conftest import World
-from toolformer_dag.assets.warehouse_assets import SHOWN
+from toolformer_dag.assets.warehouse_assets import PAPER_TABLE_ASSETS
 from toolformer_dag.cli import app
-from toolformer_dag.cli.query_results import saved_queries
+from toolformer_dag.cli.query_results import load_saved_queries
 from toolformer_dag.lake.warehouse import query
 
 COUNT = "select count(*) from "
@@ -38,7 +38,7 @@ def test_a_run_leaves_what_it_measured_and_what_it_cost_in_the_warehouse(made: W
 
 def test_a_table_is_an_asset_with_numbers_markdown_and_a_plot(made: World, monkeypatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(made.folder / ".dagster"))
-    for name in SHOWN:
+    for name in PAPER_TABLE_ASSETS:
         figures = made.figures(name)
         rows = figures["numbers"].value["rows"]
         [(count,)] = made.sql(COUNT + name.partition("/")[2])
@@ -65,7 +65,7 @@ def test_the_tables_are_printed_with_whose_figures_they_are(made: World, monkeyp
 
 
 def test_dagster_draws_accuracy_in_per_cent(made: World) -> None:
-    event = made.project().instance.get_latest_materialization_event(dg.AssetKey(["evaluation", "accuracy"]))
+    event = made.project().dagster_instance.get_latest_materialization_event(dg.AssetKey(["evaluation", "accuracy"]))
     assert event is not None and event.asset_materialization is not None
     told = {name: one.value for name, one in event.asset_materialization.metadata.items()}
     measured = made.sql("select benchmark, condition, accuracy from accuracy where accuracy is not null")
@@ -91,14 +91,14 @@ def test_table_10_has_the_calls_nearest_to_the_threshold_with_their_text(made: W
 
 
 def answered(made: World, name: str) -> pl.DataFrame:
-    return query(made.folder / "lake" / "toolformer.duckdb", saved_queries()[name])
+    return query(made.folder / "lake" / "toolformer.duckdb", load_saved_queries()[name])
 
 
 EMPTY = {"left_out", "questions_won_and_lost", "what_changed"}
 """Tools win and lose nothing in so small a world, no benchmark file is read, and a first run changes nothing."""
 
 
-@pytest.mark.parametrize("name", saved_queries())
+@pytest.mark.parametrize("name", load_saved_queries())
 def test_every_saved_query_has_an_answer(made: World, name: str) -> None:
     assert answered(made, name).is_empty() == (name in EMPTY)
 

@@ -3,8 +3,8 @@
 import polars as pl
 
 from tests.command_line import cli
-from toolformer_dag.model.weights import checkpoint_folder
-from toolformer_dag.training.training_report import read_report
+from toolformer_dag.model.weights import get_checkpoint_folder
+from toolformer_dag.training.training_report import read_training_report
 
 
 def test_a_first_look_ends_with_the_data_and_too_few_texts_train_nothing(world):
@@ -25,7 +25,7 @@ def test_a_first_look_ends_with_the_data_and_too_few_texts_train_nothing(world):
         last = done.stderr.splitlines()[-1]
         assert last.startswith(f"error: nothing was finetuned: {sentence}")
         assert last.endswith(f"these keep about {1000 * texts / 12:,.0f} per 1,000 documents")
-    report = read_report(checkpoint_folder(world.settings()))
+    report = read_training_report(get_checkpoint_folder(world.settings()))
     assert report is not None and report.steps == 1
     assert cli("run", *config, "--set", "training.min_texts=1000").returncode == 0  # what is trained already stays
 

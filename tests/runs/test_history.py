@@ -37,7 +37,7 @@ def test_a_garbage_history_is_named_and_begins_anew(world: World) -> None:
     file.write_bytes(GARBAGE)
     shutil.move(home, world.folder / "away")
     report = world.run()
-    assert report.spent == Spent()
+    assert report.spending == Spent()
 
 
 DAMAGE = {
@@ -67,7 +67,7 @@ def test_a_damaged_row_of_the_history_is_told_alike(tmp_path: Path, monkeypatch:
     def last(_: object) -> None:
         open_shared_instance(tmp_path).get_latest_materialization_event(dg.AssetKey("made"))
 
-    monkeypatch.setattr(Plan, "to_read", last)
+    monkeypatch.setattr(Plan, "from_settings_for_reading", last)
     done = cli("verify", "--set", "tools.calculator.k=1")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert re.match(HISTORY, done.stderr)
@@ -79,7 +79,7 @@ def test_a_garbage_instance_file_is_named(world: World, content: bytes) -> None:
     file.write_bytes(content)
     assert told(world).startswith(f"error: {file} cannot be used (")
     file.unlink()
-    assert world.project().stale() == {}
+    assert world.project().list_stale_assets() == {}
 
 
 def test_a_home_that_is_a_file_or_not_utf_8_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ import pytest
 from tests.processes import processes_with
 from tests.runs.conftest import ALL_SPENT, World, assert_same, ended, spent
 from tests.ui_server import launched, served
-from toolformer_dag.assets import JOB, running
+from toolformer_dag.assets import COMPUTING_JOB, running
 from toolformer_dag.assets.running import Step
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import build_definitions, job_of
-from toolformer_dag.resources.live_runs import run_folder
+from toolformer_dag.resources.live_runs import get_run_folder
 from toolformer_dag.settings.sections import Settings
 
 
@@ -31,18 +31,18 @@ def test_a_cancelled_run_of_the_command_line_ends_at_the_next_chunk_and_goes_on_
 
     def cancel(step: Step) -> None:
         seen.append((step.name, step.done, step.total))
-        [run] = project.instance.get_runs(limit=1)
+        [run] = project.dagster_instance.get_runs(limit=1)
         if step.name == "sums/scored_candidates" and run.status is dg.DagsterRunStatus.STARTED:
-            project.instance.report_run_canceling(run)
+            project.dagster_instance.report_run_canceling(run)
 
     with pytest.raises(KeyboardInterrupt):
-        project.run(training=False, sink=cancel)
+        project.run_rounds(includes_training=False, on_step=cancel)
     name, done, total = seen[-1]
     assert name == "sums/scored_candidates" and (done < total or not total)  # no total: its texts were not counted yet
-    [run] = project.instance.get_runs(limit=1)
+    [run] = project.dagster_instance.get_runs(limit=1)
     assert run.status is dg.DagsterRunStatus.CANCELED
     assert "sums/scored_candidates" in world.stale(*change)
-    assert "sums/scored_candidates" in world.run(*change).ran
+    assert "sums/scored_candidates" in world.run(*change).made_assets
     world.run()
     assert_same(world.tables(), made.tables())
 
@@ -51,7 +51,7 @@ def test_a_cancelled_run_of_the_command_line_ends_at_the_next_chunk_and_goes_on_
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_killed_runs_spent_is_reported_by_the_next_run(fresh, workers):
     options = ["--set", f"execution.workers={workers}", "--set", "execution.chunk_texts=2"]
-    instance = fresh.project().instance
+    instance = fresh.project().dagster_instance
     seen = 0
     for stage in ("scored_candidates", "loss_deltas"):
         run = fresh.start("run", *options, output=subprocess.DEVNULL)
@@ -75,12 +75,12 @@ STORES = {"scored_candidates": "positions", "loss_deltas": "losses"}
 def newest(instance: dg.DagsterInstance) -> Path:
     """Return the ledger of the newest run."""
     [run] = instance.get_runs(limit=1)
-    return run_folder(instance, run)
+    return get_run_folder(instance, run)
 
 
 @pytest.mark.long
 def test_a_run_that_waits_for_one_that_is_killed_meanwhile_goes_on(fresh, made):
-    instance = fresh.project().instance
+    instance = fresh.project().dagster_instance
     first = fresh.start("run", output=subprocess.DEVNULL)
     while first.poll() is None and not list((fresh.folder / "lake" / "sums").glob("positions/*/*.parquet")):
         time.sleep(0.01)
@@ -133,7 +133,7 @@ def slowed(world: World) -> World:
 
 def wait_for_tool(world: World, run: subprocess.Popen[str]) -> dg.DagsterRun:
     """Wait until the slow tool is being called; return the run."""
-    instance = world.project().instance
+    instance = world.project().dagster_instance
     while run.poll() is None:
         for found in instance.get_runs(limit=1):
             started = instance.all_logs(found.run_id, of_type=dg.DagsterEventType.STEP_START)
@@ -156,8 +156,8 @@ def test_one_step_at_a_time_is_the_default_and_the_settings_of_a_step_are_those_
     assert Settings.model_validate(json.loads(settings.model_dump_json())) == settings
     file = world.folder / "settings.json"
     file.write_text(world.settings(THREE).model_dump_json())
-    job = job_of(str(file), JOB)
-    usual = build_definitions(Plan.of(world.settings())).resolve_job_def(JOB)
+    job = job_of(str(file), COMPUTING_JOB)
+    usual = build_definitions(Plan.from_settings(world.settings())).resolve_job_def(COMPUTING_JOB)
     assert (job.executor_def.name, usual.executor_def.name) == ("multiprocess", "in_process")
     assert [job.asset_layer.get(key).code_version for key in sorted(job.asset_layer.selected_asset_keys)] == [
         usual.asset_layer.get(key).code_version for key in sorted(usual.asset_layer.selected_asset_keys)
@@ -195,7 +195,7 @@ def test_a_step_whose_process_dies_stops_what_depends_on_it_alone(fresh, made):
 def test_a_run_that_is_ended_leaves_no_process_and_the_next_goes_on(fresh, made, end):
     run = begun(slowed(fresh), *WITHOUT_TRAINING, "--set", "execution.chunk_calls=4")
     record = wait_for_tool(fresh, run)
-    instance = fresh.project().instance
+    instance = fresh.project().dagster_instance
     if end == "Ctrl-C":
         os.killpg(run.pid, signal.SIGINT)
     elif end == "kill":
@@ -215,9 +215,9 @@ def test_a_run_that_is_ended_leaves_no_process_and_the_next_goes_on(fresh, made,
 @pytest.mark.long
 def test_a_run_of_the_ui_has_its_steps_at_once_too(fresh, made):
     fresh.edit("[execution]\n", "[execution]\nsteps_at_once = 3\n")
-    instance = fresh.project().instance
+    instance = fresh.project().dagster_instance
     with served(fresh.folder) as address:
-        run_id = launched(address, JOB)
+        run_id = launched(address, COMPUTING_JOB)
         while not (run := instance.get_run_by_id(run_id)).is_finished:
             time.sleep(0.2)
     assert run.status is dg.DagsterRunStatus.SUCCESS
@@ -236,7 +236,7 @@ WAITS = "is running; steps that would compute the same rows wait for it"
 
 @pytest.mark.long
 def test_a_second_run_says_that_it_waits_and_together_they_spend_what_one_does_and_lock_no_reader_out(fresh, made):
-    instance = fresh.project().instance
+    instance = fresh.project().dagster_instance
     first = fresh.start("run")
     while first.poll() is None and not instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
         time.sleep(0.1)
@@ -247,7 +247,7 @@ def test_a_second_run_says_that_it_waits_and_together_they_spend_what_one_does_a
             answers += fresh.sql(KEPT_WITHOUT_A_SCORE)
         time.sleep(0.5)
     (one, beside), (other, told) = ended(first), ended(second)
-    assert f"{JOB} {WAITS}" in told and WAITS not in beside
+    assert f"{COMPUTING_JOB} {WAITS}" in told and WAITS not in beside
     assert set(answers) == {(0,)}
     [undisturbed] = made.sql(ALL_SPENT)
     assert tuple(map(sum, zip(spent(one), spent(other), strict=True))) == undisturbed

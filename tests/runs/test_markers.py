@@ -12,9 +12,9 @@ from tests.conftest import Once
 from tests.runs.conftest import World, ended
 from tests.worlds import lay_out, make_model
 from toolformer_dag.files import unseal_record
-from toolformer_dag.model.weights import MARKERS
+from toolformer_dag.model.weights import MARKERS_KEY
 from toolformer_dag.settings.call_markers import CallMarkers
-from toolformer_dag.texts.calls import placed_calls, take_out
+from toolformer_dag.texts.calls import parse_placed_calls, remove_calls
 
 pytestmark = pytest.mark.long
 SPECIAL = CallMarkers(begin="<tool_call>", arrow="<tool_response>", end="</tool_call>")
@@ -39,8 +39,8 @@ def test_c_star_is_in_the_markers_and_tables_in_the_paper_s_form(marked: World) 
     corpus = marked.sql("select text, text_with_calls, calls from augmented_corpus where calls > 0")
     assert len(corpus) > 3
     for text, with_calls, calls in corpus:
-        assert take_out(with_calls, NAMES, SPECIAL) == text and "[" not in with_calls
-        assert len(placed_calls(with_calls, NAMES, SPECIAL)) == calls
+        assert remove_calls(with_calls, NAMES, SPECIAL) == text and "[" not in with_calls
+        assert len(parse_placed_calls(with_calls, NAMES, SPECIAL)) == calls
     [(shown,)] = marked.sql("select call from calls where kept limit 1")
     assert str(shown).startswith(" [") and " -> " in str(shown) and str(shown).endswith("]")
     reasons = {reason for [reason] in marked.sql("select distinct reason from candidates")}
@@ -52,7 +52,7 @@ def test_c_star_is_in_the_markers_and_tables_in_the_paper_s_form(marked: World) 
 def test_the_checkpoint_tells_its_markers_and_generate_and_evaluation_read_them(marked: World, tmp_path: Path) -> None:
     for name in ("finetuned_checkpoint", "baseline_checkpoint"):
         folder = marked.folder / "lake/training" / name / "model"
-        assert json.loads((folder / "tokenizer_config.json").read_text())[MARKERS] == SPECIAL.model_dump()
+        assert json.loads((folder / "tokenizer_config.json").read_text())[MARKERS_KEY] == SPECIAL.model_dump()
         assert unseal_record((folder / "training.json").read_bytes())["markers"] == SPECIAL.model_dump()
     card = (marked.folder / "lake/training/finetuned_checkpoint/model/README.md").read_text()
     assert "`<tool_call>Tool(input)<tool_response>`" in card and "`</tool_call>`" in card

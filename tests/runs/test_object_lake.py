@@ -15,9 +15,9 @@ import pytest
 from tests.object_store import S3, s3, s3_running
 from tests.runs.conftest import World, assert_same, ended
 from toolformer_dag.assets import TRAINING_JOB
-from toolformer_dag.assets.declaration import asset_key
-from toolformer_dag.assets.metadata import UNCHANGED
-from toolformer_dag.assets.warehouse_assets import SHOWN
+from toolformer_dag.assets.declaration import build_asset_key
+from toolformer_dag.assets.metadata import UNCHANGED_LABEL
+from toolformer_dag.assets.warehouse_assets import PAPER_TABLE_ASSETS
 from toolformer_dag.definitions import build_definitions
 
 __all__ = ["s3", "s3_running"]  # fixtures
@@ -71,7 +71,7 @@ def test_every_command_works_over_a_lake_in_an_object_store(machine, made, s3, m
     assert other.told("generate", "--max-new-tokens", "2", "1 and 2 make")
     other.world.edit("tau_f = 0.0", "tau_f = 0.01")
     assert "settings.tau_f: 0.0 -> 0.01" in other.told("stale", "--why").splitlines()[1]
-    ran = set(re.findall("^ran (.*)", other.told("stale", "--run"), re.MULTILINE)) - set(SHOWN)
+    ran = set(re.findall("^ran (.*)", other.told("stale", "--run"), re.MULTILINE)) - set(PAPER_TABLE_ASSETS)
     assert {"calculator/filtered_calls", "sums/filtered_calls"} <= ran
     assert not ran & {"calculator/scored_candidates", "sums/loss_deltas"}
     assert "settings.tau_f: 0.01 -> 0.0" in one.told("stale", "--why"), "the other machine's rows are there"
@@ -108,9 +108,9 @@ def test_a_step_that_waited_while_another_machine_trained_finds_the_checkpoint(m
     project = one.world.project()
     name = "training/finetuned_checkpoint"
     job = build_definitions(project.plan).resolve_job_def(TRAINING_JOB)
-    done = job.execute_in_process(instance=project.instance, asset_selection=[asset_key(name)])
+    done = job.execute_in_process(instance=project.dagster_instance, asset_selection=[build_asset_key(name)])
     [made] = done.get_asset_materialization_events()
-    assert made.materialization.metadata[UNCHANGED].value is True
+    assert made.materialization.metadata[UNCHANGED_LABEL].value is True
 
 
 def killed(machine: Machine, ready: Callable[[], bool]) -> None:

@@ -35,7 +35,7 @@ def again(twice: World, tmp_path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def all_rows(world: World, name: str) -> pl.DataFrame:
-    return world.lake.table(name).scan().collect()
+    return world.lake.get_table(name).scan_parts().collect()
 
 
 @pytest.mark.long
@@ -56,9 +56,11 @@ def test_the_corpus_of_the_second_round_holds_the_calls_of_both(twice: World) ->
         for round in ("", "_round_2")
     )
     assert second.height
-    outputs = {one.name: one for one in list_table_outputs(Plan.of(twice.settings(*TWICE)))}
+    outputs = {one.name: one for one in list_table_outputs(Plan.from_settings(twice.settings(*TWICE)))}
     corpus = outputs["training_round_2/augmented_corpus"]
-    dropped = sum(one["count"] for part in corpus.table.parts() for one in corpus.table.record(part)["rejections"])
+    dropped = sum(
+        one["count"] for part in corpus.table.list_part_names() for one in corpus.table.read_record(part)["rejections"]
+    )
     held = all_rows(twice, corpus.name)
     assert held["calls"].sum() + dropped == first.height + second.height
     alone = all_rows(twice, "training/augmented_corpus")
@@ -78,12 +80,12 @@ def test_the_checkpoint_proposes_and_the_base_model_judges(twice: World) -> None
 
 
 def plans(world: World) -> list[Plan]:
-    return Plan.of(world.settings(*TWICE)).projects
+    return Plan.from_settings(world.settings(*TWICE)).plans_by_round
 
 
 @pytest.mark.long
 def test_each_round_has_a_warehouse_and_the_second_run_does_nothing(twice: World, again: World) -> None:
-    files = [plan.settings.warehouse for plan in plans(again)]
+    files = [plan.settings.warehouse_file for plan in plans(again)]
     assert [file.name for file in files] == ["toolformer.duckdb", "toolformer_round_2.duckdb"]
     kept = [dict(query(file, "SELECT tool, count(*) FROM filtered_calls GROUP BY tool").rows()) for file in files]
     assert kept[1] == {lane: all_rows(again, f"{lane}/filtered_calls").height for lane in kept[1]}
@@ -92,7 +94,7 @@ def test_each_round_has_a_warehouse_and_the_second_run_does_nothing(twice: World
     [(round_1,)] = query(files[0], "SELECT count(*) FROM augmented_corpus").rows()
     assert round_2 > round_1
     report = again.run(*TWICE, training=True)
-    assert not report.ran and free(report) and not again.stale(*TWICE)
+    assert not report.made_assets and free(report) and not again.stale(*TWICE)
     assert not again.stale(*LEARNING)
 
 
@@ -124,24 +126,26 @@ def test_the_checkpoint_may_judge_too_and_the_first_round_stays(again: World) ->
     assert "sums_round_2/loss_deltas" in stale and all("_round_2" in name for name in stale)
     again.run(*judged)
     assert_same({name: rows for name, rows in tables(again).items() if "_round_2" not in name}, before)
-    settings = {one.name: one.settings for one in list_table_outputs(Plan.of(again.settings(*judged)))}
+    settings = {one.name: one.settings for one in list_table_outputs(Plan.from_settings(again.settings(*judged)))}
     assert settings["sums_round_2/loss_deltas"]["model"] == settings["sums_round_2/scored_candidates"]["model"]
 
 
 def tables(world: World) -> dict[str, pl.DataFrame]:
     return {
-        one.name: one.table.scan().collect().drop("seconds", "cost", strict=False)
+        one.name: one.table.scan_parts().collect().drop("seconds", "cost", strict=False)
         for plan in plans(world)
         for one in list_table_outputs(plan)
-        if one.table.parts()
+        if one.table.list_part_names()
     }
 
 
 @pytest.mark.long
 def test_without_a_checkpoint_the_second_round_says_what_to_run(fresh: World) -> None:
-    report = fresh.project(*TWICE).run(training=False)
-    assert "sums_round_2/heuristic_subset" in report.ran
-    assert "there is none; run `toolformer-dag run --round 2`" in report.failed["sums_round_2/scored_candidates"]
+    report = fresh.project(*TWICE).run_rounds(includes_training=False)
+    assert "sums_round_2/heuristic_subset" in report.made_assets
+    assert (
+        "there is none; run `toolformer-dag run --round 2`" in report.failure_by_asset["sums_round_2/scored_candidates"]
+    )
     with pytest.raises(UserError, match=r"materialize training/finetuned_checkpoint"):
         report.raise_for_failures()
 
@@ -149,7 +153,7 @@ def test_without_a_checkpoint_the_second_round_says_what_to_run(fresh: World) ->
 def test_the_graph_shows_both_rounds_and_the_servers_of_one_model_are_refused(made: World) -> None:
     from toolformer_dag.definitions import build_definitions
 
-    graph = build_definitions(Plan.of(made.settings("rounds.count=2"))).resolve_asset_graph()
+    graph = build_definitions(Plan.from_settings(made.settings("rounds.count=2"))).resolve_asset_graph()
     names = {key.to_user_string(): graph.get(key) for key in graph.get_all_asset_keys()}
     parents = {key.to_user_string() for key in names["sums_round_2/scored_candidates"].parent_keys}
     assert parents == {"sums_round_2/heuristic_subset", "training/finetuned_checkpoint"}

@@ -13,19 +13,19 @@ from benchmarks.made_traces import records
 from tests.command_line import cli
 from tests.runs.conftest import BY_HAND, free
 from tests.traces.conftest import write_lines
-from toolformer_dag.assets import JOB, outputs
-from toolformer_dag.assets.declaration import asset_key
-from toolformer_dag.assets.metadata import TOKENS, UNCHANGED
-from toolformer_dag.assets.running import CHANGED, COMPUTED, SKIPPED
+from toolformer_dag.assets import COMPUTING_JOB, list_outputs
+from toolformer_dag.assets.declaration import build_asset_key
+from toolformer_dag.assets.metadata import TOKENS_LABEL, UNCHANGED_LABEL
+from toolformer_dag.assets.running import CHANGED_TAG, COMPUTED_TAG, SKIPPED_TAG
 from toolformer_dag.definitions import build_definitions
 from toolformer_dag.files import unseal_record
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.model.weights import checkpoint_folder
+from toolformer_dag.model.weights import get_checkpoint_folder
 from toolformer_dag.pipeline import filtered_calls
 from toolformer_dag.pipeline.chance import explain_lanes_without_calls
-from toolformer_dag.traces.judgement import traces_database
+from toolformer_dag.traces.judgement import get_traces_database_path
 from toolformer_dag.traces.trace_stages import STAGES
-from toolformer_dag.training.training_report import RECORD
+from toolformer_dag.training.training_report import RECORD_FILE_NAME
 
 OURS = "toolformer/"
 """Tags that this project writes; Dagster's own begin with dagster/ or a dot."""
@@ -40,30 +40,30 @@ def test_everything_is_fresh_after_a_run_and_a_second_one_starts_nothing(world):
     assert {name for (name,) in world.sql("select distinct tool from funnel")} == {"calculator", "sums"}
     assert (world.folder / "lake/training/finetuned_checkpoint/model/model.safetensors").exists()
     project = world.project()
-    before = project.instance.get_runs_count()
-    report = project.run(training=True)
-    assert report.ran == [] and free(report)
-    assert project.instance.get_runs_count() == before
+    before = project.dagster_instance.get_runs_count()
+    report = project.run_rounds(includes_training=True)
+    assert report.made_assets == [] and free(report)
+    assert project.dagster_instance.get_runs_count() == before
 
 
 def test_a_run_started_from_dagster_tells_in_its_tag_what_changed(world, monkeypatch):
     [(middle,)] = world.sql("select round(median(delta), 3) from filtered_calls where tool = 'calculator'")
     monkeypatch.setattr(filtered_calls, "SQL", filtered_calls.SQL + "\n-- another text\n")
     project = world.project(f"tools.calculator.tau_f={middle}")
-    job = build_definitions(project.plan).resolve_job_def(JOB)
+    job = build_definitions(project.plan).resolve_job_def(COMPUTING_JOB)
     assert not {key.to_user_string() for key in job.asset_layer.selected_asset_keys} & set(BY_HAND)
     chosen = ("calculator/filtered_calls", "sums/filtered_calls", "warehouse/toolformer_duckdb")
-    keys = [asset_key(name) for name in (*chosen, "calculator/loss_deltas")]
-    assert job.execute_in_process(instance=project.instance, asset_selection=keys).success
-    [run] = project.instance.get_runs(limit=1)
+    keys = [build_asset_key(name) for name in (*chosen, "calculator/loss_deltas")]
+    assert job.execute_in_process(instance=project.dagster_instance, asset_selection=keys).success
+    [run] = project.dagster_instance.get_runs(limit=1)
     assert all(name.startswith((OURS, "dagster/", ".dagster/")) for name in run.tags)
     told = {name: set(value.split("; ")) for name, value in run.tags.items() if name.startswith(OURS)}
     assert told == {
-        CHANGED: {f"calculator.tau_f 0.0 -> {middle}", "calculator.sql changed", "sums.sql changed"},
-        COMPUTED: set(chosen),
-        SKIPPED: {"1"},
+        CHANGED_TAG: {f"calculator.tau_f 0.0 -> {middle}", "calculator.sql changed", "sums.sql changed"},
+        COMPUTED_TAG: set(chosen),
+        SKIPPED_TAG: {"1"},
     }
-    assert world.figures("calculator/filtered_calls")[TOKENS].value == 0
+    assert world.figures("calculator/filtered_calls")[TOKENS_LABEL].value == 0
     assert world.sql("select min(delta) >= tau_f from filtered_calls where tool = 'calculator' group by tau_f") == [
         (True,)
     ]
@@ -119,24 +119,24 @@ def test_an_option_that_keeps_alone_looks_at_marks_its_calls_anew_without_a_toke
     (world.folder / "keeping_tool.py").write_text(KEEPING)
     world.edit("sums_tool:Sums", "keeping_tool:Keeping")
     reports = world.update("tools.sums.shortest=1000")
-    assert not any(sum(report.work.tokens.values()) for report in reports.values())
+    assert not any(sum(report.work.tokens_by_kind.values()) for report in reports.values())
     assert {name.partition("/")[0] for name in reports} == {"sums", "training"}
-    calls = world.lake.table("sums/loss_deltas").scan().collect()
+    calls = world.lake.get_table("sums/loss_deltas").scan_parts().collect()
     assert calls.filter(pl.col("ahead").is_null())["reason"].unique().to_list() == ["tool_keeps_out"]
-    assert world.lake.table("sums/filtered_calls").scan().collect().is_empty()
+    assert world.lake.get_table("sums/filtered_calls").scan_parts().collect().is_empty()
 
 
 def test_calls_that_compute_nothing_are_marked_and_every_other_swap_stays_without_a_token(world):
-    before = world.lake.table("sums/swapped_results").scan().collect()
+    before = world.lake.get_table("sums/swapped_results").scan_parts().collect()
     (world.folder / "marking_tool.py").write_text(KEPT_OUT)
     world.edit("sums_tool:Sums", "marking_tool:Marking")
     reports = world.update()
-    assert not any(sum(report.work.tokens.values()) for report in reports.values())
+    assert not any(sum(report.work.tokens_by_kind.values()) for report in reports.values())
     is_odd = pl.col("input").str.len_chars() % 2 == 1
-    calls = world.lake.table("sums/loss_deltas").scan().collect()
+    calls = world.lake.get_table("sums/loss_deltas").scan_parts().collect()
     reasons = calls.filter(pl.col("ahead").is_null()).group_by(is_odd.alias("odd")).agg(pl.col("reason").unique())
     assert dict(reasons.iter_rows()) == {True: ["no_operation"], False: [None]}
-    swaps = world.lake.table("sums/swapped_results").scan().collect()
+    swaps = world.lake.get_table("sums/swapped_results").scan_parts().collect()
     assert 0 < swaps.height < before.height and swaps.equals(before.filter(~is_odd))
 
 
@@ -148,7 +148,7 @@ def test_a_result_follows_the_context_of_its_document(fresh):
     for titles in (("Monday", "Friday"), ("Friday", "Monday")):
         write_twins(fresh.folder / "web", *titles)
         reports = fresh.update("tools.calculator.enabled=false")
-        told = fresh.lake.table("sums/loss_deltas").scan().select("digest", "result").unique().sort("digest")
+        told = fresh.lake.get_table("sums/loss_deltas").scan_parts().select("digest", "result").unique().sort("digest")
         assert told.collect().rows() == list(zip("01", titles, strict=True))
     assert "sums/loss_deltas" in reports
 
@@ -159,20 +159,20 @@ SOURCE = "traces.source=['talks.jsonl']"
 
 
 def test_recorded_conversations_are_judged_as_assets(fresh):
-    assert NAME not in [one.name for one in outputs(fresh.project().plan)]
+    assert NAME not in [one.name for one in list_outputs(fresh.project().plan)]
     write_lines(fresh.folder / "talks.jsonl", records(4))
 
     def made(*overrides):
         project = fresh.project(SOURCE, *overrides)
-        assert NAME in project.stale()
-        job = build_definitions(project.plan).resolve_job_def(JOB)
-        selected = [asset_key(name) for name in TRACES]
-        assert job.execute_in_process(instance=project.instance, asset_selection=selected).success
-        assert not {*TRACES} & {*project.stale()}
-        return fresh.figures("traces/call_losses")[TOKENS].value
+        assert NAME in project.list_stale_assets()
+        job = build_definitions(project.plan).resolve_job_def(COMPUTING_JOB)
+        selected = [build_asset_key(name) for name in TRACES]
+        assert job.execute_in_process(instance=project.dagster_instance, asset_selection=selected).success
+        assert not {*TRACES} & {*project.list_stale_assets()}
+        return fresh.figures("traces/call_losses")[TOKENS_LABEL].value
 
     assert made() > 0
-    assert query(traces_database(fresh.settings()), "SELECT count(*) FROM trace_calls").item() == 4
+    assert query(get_traces_database_path(fresh.settings()), "SELECT count(*) FROM trace_calls").item() == 4
     assert made("traces.share=0.5") == 0
     write_lines(fresh.folder / "talks.jsonl", records(8))
     assert "traces/conversations" in fresh.stale(SOURCE, "traces.share=0.5")
@@ -206,9 +206,9 @@ def test_a_run_says_what_it_chose_by_chance_and_why_a_lane_keeps_no_call_and_it_
     [(threshold, kept)] = world.sql(level)
     assert (rule, tau_f) == (0.9, threshold)
     assert world.sql("select count(*) from filtered_calls where tool = 'calculator'") == [(kept,)]
-    assert world.figures("tables/table_3")[UNCHANGED].value is True  # and it shows what it showed
+    assert world.figures("tables/table_3")[UNCHANGED_LABEL].value is True  # and it shows what it showed
     assert world.figures("tables/table_3")["plot"].value.startswith("![plot]")
-    assert world.figures("tables/table_2")[UNCHANGED].value is False
+    assert world.figures("tables/table_2")[UNCHANGED_LABEL].value is False
     assert ("keeps" in world.figures(FILTER)["threshold"].value) == (verdict == "certified")
     [(places, best)] = world.sql("select count(*), max(delta) from places where tool = 'sums'")
     [by_chance] = world.sql(
@@ -221,7 +221,7 @@ def test_a_run_says_what_it_chose_by_chance_and_why_a_lane_keeps_no_call_and_it_
 def test_a_threshold_that_is_reached_nowhere_keeps_nothing_and_says_so(world):
     unreached = "tools.calculator.tau_f={ by_chance = 0.000001 }"
     report = world.update(unreached, "tools.sums.tau_f=50")[FILTER]
-    assert report.rejections["no_threshold"] > 0 and sum(report.rows.values()) == 0
+    assert report.rejections_by_reason["no_threshold"] > 0 and sum(report.row_count_by_part.values()) == 0
     [calculator, sums, told] = explain_lanes_without_calls(world.project(unreached, "tools.sums.tau_f=50").plan)
     assert calculator.startswith("calculator: no call is kept. Of ") and sums.startswith("sums: no call is kept at")
     assert "nothing to finetune on. Lower tau_f" in told
@@ -239,12 +239,12 @@ def test_a_lane_without_a_judged_call_says_at_which_stage_its_calls_ended(world)
 @pytest.mark.long
 def test_further_seeds_are_checkpoints_that_are_asked_the_same_questions(world):
     project = world.project("training.more_seeds=[5]")
-    report = project.run(training=True)
-    trained = {name for name in report.ran if "checkpoint" in name}
+    report = project.run_rounds(includes_training=True)
+    trained = {name for name in report.made_assets if "checkpoint" in name}
     assert trained == {"training/baseline_checkpoint_seed_5", "training/finetuned_checkpoint_seed_5"}
-    assert project.stale() == {}
-    folder = checkpoint_folder(project.plan.settings, "finetuned_checkpoint_seed_5")
-    assert unseal_record((folder / RECORD).read_bytes())["settings"]["seed"] == 5
+    assert project.list_stale_assets() == {}
+    folder = get_checkpoint_folder(project.plan.settings, "finetuned_checkpoint_seed_5")
+    assert unseal_record((folder / RECORD_FILE_NAME).read_bytes())["settings"]["seed"] == 5
     asked = "select condition, count(distinct question) from outcomes where k is not null group by all order by all"
     conditions = dict(world.sql(asked))
     assert {name for name in conditions if "seed" in name} == {

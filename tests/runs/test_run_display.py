@@ -17,10 +17,10 @@ import pytest
 
 from tests.runs.conftest import World
 from toolformer_dag.assets import running
-from toolformer_dag.assets.running import Running, progress, step
-from toolformer_dag.cli.forecast import NOT_COVERED, forecast
+from toolformer_dag.assets.running import Running, build_progress_reporter, track_step
+from toolformer_dag.cli.forecast import NOT_COVERED_NOTE, forecast_cost_as_table
 from toolformer_dag.computing.spending import Spent
-from toolformer_dag.computing.worker import Ahead
+from toolformer_dag.computing.worker import WorkAhead
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -58,34 +58,34 @@ def test_a_terminal_has_one_live_line_with_texts_tokens_and_what_is_left(fresh: 
 
 def test_a_step_says_within_its_first_chunk_how_far_it_is_and_after_it_what_is_left() -> None:
     spent = Spent(250)
-    ahead = Ahead(40, 0, 1000)
+    ahead = WorkAhead(40, 0, 1000)
     made = Running("calculator/loss_deltas", "texts", began=time.monotonic() - 10)
-    made.spent = lambda: spent
-    made.ahead = lambda: ahead
-    made.write()
-    assert made.under_way == "250 of some 1,000 tokens, 25 tokens/s, measuring the time left"
+    made.get_spent = lambda: spent
+    made.get_work_ahead = lambda: ahead
+    made.write_progress()
+    assert made.progress_text == "250 of some 1,000 tokens, 25 tokens/s, measuring the time left"
     # what was estimated at 200 took 300, so the rest will take half as much again
     made.done = 8
     spent = Spent(300)
-    ahead = Ahead(40, 200, 1000)
-    made.write()
+    ahead = WorkAhead(40, 200, 1000)
+    made.write_progress()
     spent = Spent(500)
-    made.write()
-    assert made.expected == 1500 and made.under_way == "8 of 40 texts, 50 tokens/s, 0:00:20 left"
+    made.write_progress()
+    assert made.expected == 1500 and made.progress_text == "8 of 40 texts, 50 tokens/s, 0:00:20 left"
 
 
 def test_tool_calls_are_counted_while_a_chunk_of_them_is_made() -> None:
     made = Running("calculator/tool_results", "calls", began=time.monotonic() - 10)
-    made.spent = lambda: Spent(0, 100)
-    made.ahead = lambda: Ahead(400)
-    made.write()
-    assert made.under_way == "100 of 400 calls, 0:00:30 left"
+    made.get_spent = lambda: Spent(0, 100)
+    made.get_work_ahead = lambda: WorkAhead(400)
+    made.write_progress()
+    assert made.progress_text == "100 of 400 calls, 0:00:30 left"
 
 
 def test_a_step_that_computes_is_asked_beside_it_how_far_it_is() -> None:
     asked = threading.Event()
-    with step(dg.build_asset_context(), "calculator/loss_deltas"):
-        progress(dg.build_asset_context(), "texts", ahead=lambda: asked.set() or Ahead(1))
+    with track_step(dg.build_asset_context(), "calculator/loss_deltas"):
+        build_progress_reporter(dg.build_asset_context(), "texts", get_work_ahead=lambda: asked.set() or WorkAhead(1))
         assert asked.wait(60)
 
 
@@ -109,7 +109,7 @@ def _interrupted_at(moment: int) -> bool:
     context = dg.build_asset_context()
     sys.settrace(trace)
     try:
-        with step(context, "calculator/loss_deltas"):
+        with track_step(context, "calculator/loss_deltas"):
             sys.settrace(None)
     except KeyboardInterrupt:
         return True
@@ -126,13 +126,13 @@ def _read(terminal: int) -> bytes:
 
 
 def test_a_finished_world_has_nothing_to_forecast(world):
-    assert forecast(world.project().plan) == "Nothing is left to annotate."
+    assert forecast_cost_as_table(world.project().plan) == "Nothing is left to annotate."
 
 
 def test_a_forecast_has_a_line_per_lane(world):
     plan = world.project("tools.calculator.m=5").plan
-    head, *lanes, total, time, spent, covered = forecast(plan).splitlines()
-    assert head.split()[0] == "lane" and covered == NOT_COVERED
+    head, *lanes, total, time, spent, covered = forecast_cost_as_table(plan).splitlines()
+    assert head.split()[0] == "lane" and covered == NOT_COVERED_NOTE
     assert [line.split()[0] for line in lanes] == ["calculator", "sums"] and total.startswith("all")
     assert time.startswith("Time on 1 worker: ") and " (" in time
     assert spent.startswith("The sample took ") and "took 0 tokens" not in spent

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(NO_WALL.returncode != 0, reason=f"no sandbox her
 @pytest.mark.long
 def test_the_tables_and_what_is_stale_are_those_without_a_wall(made: World, fresh: World) -> None:
     report = fresh.run(WALL)
-    assert report.spent.calls > 0
+    assert report.spending.calls > 0
     assert_same(fresh.tables(), made.tables())
     assert by_machine(fresh.stale()) == []
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.worlds import write_shard
 from toolformer_dag.assets import build_shard_sensor
-from toolformer_dag.assets.staleness import SHARDS
+from toolformer_dag.assets.staleness import SHARD_LIST_KEY
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def tick(world):
     def evaluate(*overrides: str) -> int | str:
         nonlocal cursor
         project = world.project(*overrides)
-        with dg.build_sensor_context(instance=project.instance, cursor=cursor) as context:
+        with dg.build_sensor_context(instance=project.dagster_instance, cursor=cursor) as context:
             found = build_shard_sensor(project.plan)(context)
         if isinstance(found, dg.SkipReason):
             return found.skip_message
@@ -33,11 +33,11 @@ def tick(world):
 
 def observed(instance: dg.DagsterInstance) -> int:
     """Count what was told of the shard files."""
-    return len(instance.fetch_materializations(SHARDS, limit=100).records)
+    return len(instance.fetch_materializations(SHARD_LIST_KEY, limit=100).records)
 
 
 def test_files_that_come_change_and_go_are_observed_once_each(world, tick):
-    instance = world.project().instance
+    instance = world.project().dagster_instance
     web = world.folder / "web"
     assert tick() == "no shard file changed; automation is off"
     before = observed(instance)

@@ -12,9 +12,9 @@ from tests.runs.conftest import World, by_machine, free
 from tests.runs.served_world import HOSTILE, SIX, lay_out_served, tool_name
 from tests.tools import typed_server
 from tests.worlds import copy_world
-from toolformer_dag.settings.servers import read_listing
+from toolformer_dag.settings.servers import read_tool_listing
 from toolformer_dag.texts.arguments import parse_arguments
-from toolformer_dag.texts.calls import placed_calls, take_out
+from toolformer_dag.texts.calls import parse_placed_calls, remove_calls
 
 pytestmark = pytest.mark.long
 STAGES = ("heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", "swapped_results", "filtered_calls")
@@ -51,12 +51,12 @@ def as_shown(result: str) -> str:
 
 def read_back(world: World) -> dict[tuple[str, str], list[tuple[dict[str, Any], str]]]:
     """Return the calls of C*, by document and tool: arguments and result; each is of its tool's schema."""
-    schemas = {tool_name(one["name"]): one["input_schema"] for one in read_listing(world.folder)["typed"]}
+    schemas = {tool_name(one["name"]): one["input_schema"] for one in read_tool_listing(world.folder)["typed"]}
     found: dict[tuple[str, str], list[tuple[dict[str, Any], str]]] = {}
     rows = world.sql("select digest, text_with_calls, text from augmented_corpus where calls > 0")
     for digest, written, plain in rows:
-        assert take_out(str(written), schemas) == plain
-        for placed in placed_calls(str(written), schemas):
+        assert remove_calls(str(written), schemas) == plain
+        for placed in parse_placed_calls(str(written), schemas):
             arguments = parse_arguments(placed.call.input, schemas[placed.call.tool])
             found.setdefault((str(digest), placed.call.tool), []).append((arguments, placed.result))
     return found
@@ -132,8 +132,8 @@ def test_a_changed_schema_makes_its_lane_stale_and_no_other(
     world = World(copy_world(six.folder, tmp_path / "world"))
     assert world.stale() == []
     assert (world.folder / "lake/training/finetuned_checkpoint/model/model.safetensors").exists()
-    report = world.project().run(training=True)
-    assert report.ran == [] and free(report)
+    report = world.project().run_rounds(includes_training=True)
+    assert report.made_assets == [] and free(report)
     (world.folder / "digits").touch()
     told = cli("servers", "--config", str(world.folder / "toolformer.toml")).stdout
     assert "rounded(value, up, digits)  changed" in told and told.count("as before") == 5
@@ -141,6 +141,6 @@ def test_a_changed_schema_makes_its_lane_stale_and_no_other(
     assert {name.partition("/")[0] for name in stale} == {"rounded"}
     assert set(stale) <= {f"rounded/{stage}" for stage in STAGES}
     before = world.sql("select * from loss_deltas where tool <> 'rounded' order by all")
-    ran = {name.partition("/")[0] for name in world.run().ran}
+    ran = {name.partition("/")[0] for name in world.run().made_assets}
     assert ran <= {"rounded", "training", "warehouse", "tables"}
     assert world.sql("select * from loss_deltas where tool <> 'rounded' order by all") == before

@@ -11,13 +11,18 @@ import pytest
 
 from tests.worlds import write_shard
 from toolformer_dag.cli.terminal import load_command_settings
-from toolformer_dag.computing.shards import list_small_web_files, shard_files, write_small_web
-from toolformer_dag.evaluation.benchmark_files import BenchmarkError, content, json_lines, wikitext
+from toolformer_dag.computing.shards import list_shard_files, list_small_web_files, write_small_web
+from toolformer_dag.evaluation.benchmark_files import (
+    BenchmarkError,
+    hash_benchmark_files,
+    iter_json_lines,
+    read_wikitext_articles,
+)
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.web import write_shards
-from toolformer_dag.tools.passages import PassageError, read_passages
+from toolformer_dag.tools.passages import PassageError, iter_passages
 from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.registry import load_tool
 
@@ -26,7 +31,7 @@ def names(tmp_path: Path, *patterns: str) -> list[str]:
     """Return the names of the shards that patterns find."""
     (tmp_path / "toolformer.toml").write_text("[tools.calculator]\n")
     settings = load_settings(tmp_path / "toolformer.toml", environment={}, shards=patterns)
-    return [file.name for file in shard_files(settings)]
+    return [file.name for file in list_shard_files(settings)]
 
 
 def touch(folder: Path, *files: str) -> None:
@@ -101,11 +106,11 @@ def test_any_name_is_the_name_of_a_part(tmp_path: Path, folder: str) -> None:
     touch(tmp_path / "crawl" / folder, "one.json.gz", "two.json.gz")
     found = names(tmp_path, "crawl")
     assert len(set(found)) == 2
-    table = Lake(tmp_path / "lake").table("ccnet/raw_shards")
+    table = Lake(tmp_path / "lake").get_table("ccnet/raw_shards")
     for name in found:
         table.publish(name, [pl.DataFrame({"shard": [name]})], dict)
-    assert table.parts() == sorted(found)
-    assert [table.read(name).item() for name in found] == found
+    assert table.list_part_names() == sorted(found)
+    assert [table.read_part(name).item() for name in found] == found
 
 
 @pytest.mark.parametrize("kind", ["folder", "named pipe", "device", "socket"])
@@ -127,7 +132,7 @@ def test_what_is_no_regular_file_is_refused_by_name_and_never_opened(
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind("web/odd.json.gz")
     with pytest.raises(SettingsError, match=rf"{odd} is a {kind}, and only regular files are shards; move it away"):
-        shard_files(load_command_settings(None, None, None, ["web/*.json.gz"]))
+        list_shard_files(load_command_settings(None, None, None, ["web/*.json.gz"]))
 
 
 def test_other_files_of_the_settings_are_no_pipes_either(tmp_path: Path) -> None:
@@ -135,10 +140,10 @@ def test_other_files_of_the_settings_are_no_pipes_either(tmp_path: Path) -> None
     os.mkfifo(pipe)
     for read, error in (
         (lambda: load_tool("calculator", {"prompt": str(pipe)}), ToolError),
-        (lambda: list(read_passages(str(pipe))), PassageError),
-        (lambda: content(pipe), BenchmarkError),
-        (lambda: wikitext(pipe), BenchmarkError),
-        (lambda: list(json_lines(pipe)), BenchmarkError),
+        (lambda: list(iter_passages(str(pipe))), PassageError),
+        (lambda: hash_benchmark_files(pipe), BenchmarkError),
+        (lambda: read_wikitext_articles(pipe), BenchmarkError),
+        (lambda: list(iter_json_lines(pipe)), BenchmarkError),
     ):
         with pytest.raises(error, match=r"pipe.* cannot be read.*it is a named pipe, not a regular file"):
             read()
@@ -150,7 +155,7 @@ def test_brackets_in_the_folder_are_no_pattern(tmp_path: Path, monkeypatch: pyte
     (folder / "toolformer.toml").write_text('[corpus]\nshards = ["web/*.json.gz"]\n')
     monkeypatch.chdir(folder)
     for settings in (load_settings(environment={}), load_command_settings(None, None, None, ["web/*.json.gz"])):
-        assert [file.path for file in shard_files(settings)] == [shard]
+        assert [file.path for file in list_shard_files(settings)] == [shard]
 
 
 @pytest.mark.parametrize("name", ["o'b", 'o"b', "crawl"])
@@ -161,7 +166,7 @@ def test_shards_of_the_command_line_are_found_from_home_too(
     monkeypatch.chdir(tmp_path)
     shard = write_shard(tmp_path / name, "one")
     for pattern in (f"~/{name}/*.gz", f"{tmp_path}/{name}/*.gz", f"{name}/../{name}/one.json.gz"):
-        assert [file.path for file in shard_files(load_command_settings(None, None, None, [pattern]))] == [shard]
+        assert [file.path for file in list_shard_files(load_command_settings(None, None, None, [pattern]))] == [shard]
 
 
 def test_the_small_web_is_written_once_by_several_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

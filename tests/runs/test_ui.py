@@ -21,10 +21,10 @@ from tests.processes import processes_with, wait_until_ended
 from tests.runs.conftest import BY_HAND, World
 from tests.ui_server import asked, served
 from tests.worlds import write_shard
-from toolformer_dag.assets import JOB, build_shard_sensor, tell_of_lake
-from toolformer_dag.assets.checkpoint_assets import list_checkpoint_assets
-from toolformer_dag.assets.running import BETWEEN, COMPUTED, SKIPPED
-from toolformer_dag.assets.staleness import READ, SHARD_LIST, VERSION
+from toolformer_dag.assets import COMPUTING_JOB, build_shard_sensor, report_lake
+from toolformer_dag.assets.checkpoint_assets import list_checkpoint_asset_names
+from toolformer_dag.assets.running import COMPUTED_TAG, ENTRY_SEPARATOR, SKIPPED_TAG
+from toolformer_dag.assets.staleness import INPUT_VERSION_TAG_PREFIX, SHARD_LIST_ASSET, VERSION_TAG
 from toolformer_dag.cli.project import Project, open_shared_instance
 from toolformer_dag.definitions import build_definitions
 from toolformer_dag.settings.settings_file import load_settings
@@ -67,20 +67,20 @@ def test_the_page_marks_what_the_command_line_lists_and_shows_checks_that_passed
         with monkeypatch.context() as patch:
             for name, value in change.items():
                 patch.setenv(name, value)
-            project = Project.of(load_settings())
-            listed = set(project.stale())
+            project = Project.from_settings(load_settings())
+            listed = set(project.list_stale_assets())
             assert unsynced() == listed, change
             seen.append(listed)
     assert seen[:3] == [set(), {"calculator/scored_candidates"}, {"calculator/filtered_calls"}]
     write_shard(world.folder / "web", "added", documents=2)
     project = world.project()
-    with dg.build_sensor_context(instance=project.instance) as context:
+    with dg.build_sensor_context(instance=project.dagster_instance) as context:
         assert build_shard_sensor(project.plan)(context) == dg.SkipReason("observed")
     listed = world.stale()
     assert listed[0] == "ccnet/raw_shards" and unsynced() == {"ccnet/raw_shards"}
     checks = {name: node["assetChecksOrError"].get("checks", []) for name, node in nodes(CHECKS).items()}
     assert {name for name in checks if not checks[name]} == {
-        SHARD_LIST,
+        SHARD_LIST_ASSET,
         "warehouse/toolformer_duckdb",
         "warehouse/dataset",
         *(name for name in checks if name.startswith(("evaluation/", "tables/", "training/")) and "corpus" not in name),
@@ -104,16 +104,16 @@ def test_a_home_that_has_not_seen_the_lake_shows_nothing_as_unsynced_and_each_ta
 ) -> None:
     monkeypatch.setenv("TOOLFORMER_CONFIG", str(world.folder / "toolformer.toml"))
     monkeypatch.setenv("DAGSTER_HOME", str(world.folder / "another home"))
-    assert world.run().ran == []
+    assert world.run().made_assets == []
     assert unsynced() == set()
     assert "plot" in world.figures("tables/table_3")
     before = world.last("tables/table_3")
-    assert world.run().ran == [] and world.last("tables/table_3") == before
+    assert world.run().made_assets == [] and world.last("tables/table_3") == before
     monkeypatch.setenv("TOOLFORMER__TOOLS__CALCULATOR__TAU_F", "0.5")
     monkeypatch.setenv("DAGSTER_HOME", str(world.folder / "a third home"))
-    project = Project.of(load_settings())
-    tell_of_lake(project.plan, project.instance)
-    assert unsynced() == set(project.stale()) == {"calculator/filtered_calls"}
+    project = Project.from_settings(load_settings())
+    report_lake(project.plan, project.dagster_instance)
+    assert unsynced() == set(project.list_stale_assets()) == {"calculator/filtered_calls"}
 
 
 def test_a_warehouse_that_is_out_of_date_leaves_the_tables_that_were_made_of_it_synced(
@@ -122,9 +122,9 @@ def test_a_warehouse_that_is_out_of_date_leaves_the_tables_that_were_made_of_it_
     monkeypatch.setenv("TOOLFORMER_CONFIG", str(world.folder / "toolformer.toml"))
     world.update("tools.calculator.tau_f=0.5")  # without Dagster: the lake's rows are other ones than the file's
     monkeypatch.setenv("TOOLFORMER__TOOLS__CALCULATOR__TAU_F", "0.5")
-    project = Project.of(load_settings())
-    tell_of_lake(project.plan, project.instance)
-    assert "warehouse/toolformer_duckdb" in project.stale()
+    project = Project.from_settings(load_settings())
+    report_lake(project.plan, project.dagster_instance)
+    assert "warehouse/toolformer_duckdb" in project.list_stale_assets()
     assert not [name for name in unsynced() if name.startswith("tables/")]
 
 
@@ -135,14 +135,14 @@ def test_the_sensor_shows_shards_that_a_first_run_wrote_as_read_and_their_checks
     monkeypatch.setenv("TOOLFORMER_CONFIG", str(world.folder / "toolformer.toml"))
     project = world.project()
     last = world.last("ccnet/raw_shards")
-    of_shard_list = f"{READ}{SHARD_LIST}"
+    of_shard_list = f"{INPUT_VERSION_TAG_PREFIX}{SHARD_LIST_ASSET}"
     assert last.tags is not None and of_shard_list in last.tags
     tags = {**last.tags, of_shard_list: "no file yet"}
-    for name, recorded in (("ccnet/raw_shards", tags), (SHARD_LIST, {VERSION: "no file yet"})):
+    for name, recorded in (("ccnet/raw_shards", tags), (SHARD_LIST_ASSET, {VERSION_TAG: "no file yet"})):
         event = dg.AssetMaterialization(name.split("/"), metadata=last.metadata, tags=recorded)
-        project.instance.report_runless_asset_event(event)
+        project.dagster_instance.report_runless_asset_event(event)
     assert unsynced() == set() and None in check_results()
-    with dg.build_sensor_context(instance=project.instance) as context:
+    with dg.build_sensor_context(instance=project.dagster_instance) as context:
         assert build_shard_sensor(project.plan)(context) == dg.SkipReason("observed")
     assert world.stale() == [] and unsynced() == set()
     assert check_results() == {"SUCCEEDED"}
@@ -155,17 +155,22 @@ def test_what_a_job_skips_stays_synced_and_what_comes_after_it_runs(
 ) -> None:
     monkeypatch.setenv("TOOLFORMER_CONFIG", str(world.folder / "toolformer.toml"))
     monkeypatch.setenv("TOOLFORMER__TOOLS__CALCULATOR__TAU_F", "0.5")
-    project = Project.of(load_settings())
+    project = Project.from_settings(load_settings())
     assert unsynced() == {"calculator/filtered_calls"}
-    assert build_definitions(project.plan).resolve_job_def(JOB).execute_in_process(instance=project.instance).success
-    [run] = project.instance.get_runs(limit=1)
-    computed = run.tags[COMPUTED].split(BETWEEN)
+    assert (
+        build_definitions(project.plan)
+        .resolve_job_def(COMPUTING_JOB)
+        .execute_in_process(instance=project.dagster_instance)
+        .success
+    )
+    [run] = project.dagster_instance.get_runs(limit=1)
+    computed = run.tags[COMPUTED_TAG].split(ENTRY_SEPARATOR)
     assert computed[0] == "calculator/filtered_calls" and "training/augmented_corpus" in computed
     assert not [name for name in computed if name.startswith(("ccnet/", "sums/"))]
-    assert int(run.tags[SKIPPED]) > 10
+    assert int(run.tags[SKIPPED_TAG]) > 10
     assert unsynced() <= set(BY_HAND)
-    tell_of_lake(project.plan, project.instance)
-    assert unsynced() == set(project.stale()) == set(list_checkpoint_assets(project.plan))
+    report_lake(project.plan, project.dagster_instance)
+    assert unsynced() == set(project.list_stale_assets()) == set(list_checkpoint_asset_names(project.plan))
     assert check_results() == {"SUCCEEDED"}
 
 

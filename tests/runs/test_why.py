@@ -8,11 +8,11 @@ import pytest
 from tests.command_line import cli
 from tests.runs.conftest import World
 from tests.worlds import copy_world, write_shard
-from toolformer_dag.evaluation.measurements import ACCURACY
+from toolformer_dag.evaluation.measurements import ACCURACY_TABLE
 from toolformer_dag.files import seal_record, unseal_record
-from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.model.weights import checkpoint_folder
-from toolformer_dag.training.training_report import RECORD
+from toolformer_dag.lake.table import WHOLE_TABLE_PART
+from toolformer_dag.model.weights import get_checkpoint_folder
+from toolformer_dag.training.training_report import RECORD_FILE_NAME
 
 CHANGES = {
     "corpus.segment_tokens=30": {
@@ -54,18 +54,18 @@ def test_another_base_model_is_named_for_the_checkpoints(world):
 
 
 def test_another_checkpoint_is_named_for_what_was_measured_on_the_one_before(world):
-    table = world.lake.table(ACCURACY)
-    before = table.record(WHOLE)
+    table = world.lake.get_table(ACCURACY_TABLE)
+    before = table.read_record(WHOLE_TABLE_PART)
     made_from = {**before, "inputs": {**before["inputs"], "finetuned_checkpoint": "0" * 16}}
-    table.publish(WHOLE, [table.read(WHOLE)], lambda: made_from)
-    [change] = world.reasons()[ACCURACY]
+    table.publish(WHOLE_TABLE_PART, [table.read_part(WHOLE_TABLE_PART)], lambda: made_from)
+    [change] = world.reasons()[ACCURACY_TABLE]
     assert change.startswith(f"inputs.finetuned_checkpoint: {'0' * 16} -> ")
 
 
 def test_a_text_that_changed_under_unchanged_calls_is_named_for_the_corpus(world):
-    raw = world.lake.table("ccnet/raw_shards")
-    record = raw.record("two")
-    raw.publish("two", [raw.read("two").head(1)], lambda: record)
+    raw = world.lake.get_table("ccnet/raw_shards")
+    record = raw.read_record("two")
+    raw.publish("two", [raw.read_part("two").head(1)], lambda: record)
     [change] = world.reasons()["training/augmented_corpus"]
     assert change.startswith("inputs.ccnet/raw_shards: ")
 
@@ -119,7 +119,7 @@ def test_a_shard_that_a_person_names_is_made_anew(world, config):
 
 
 def test_a_checkpoint_in_whose_training_calls_ended_otherwise_is_stale(world):
-    file = checkpoint_folder(world.settings()) / RECORD
+    file = get_checkpoint_folder(world.settings()) / RECORD_FILE_NAME
     assert "training/finetuned_checkpoint" not in world.stale()
     file.write_bytes(seal_record(str(file.parent), {**unseal_record(file.read_bytes()), "calls_end": "by quotes"}))
     assert any("calls_end" in line for line in world.reasons()["training/finetuned_checkpoint"])

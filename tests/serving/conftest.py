@@ -11,11 +11,11 @@ import pytest
 import uvicorn
 
 from tests.decoded import generate
-from toolformer_dag.cli.connections import build_bounded_config
-from toolformer_dag.cli.web_server import LOOPBACK, OwnPages, bound
-from toolformer_dag.computing.plan import Lane, lanes
+from toolformer_dag.cli.connections import build_server_config
+from toolformer_dag.cli.web_server import LOOPBACK_HOSTS, SameOriginGuard, open_listening_socket
+from toolformer_dag.computing.plan import Lane, load_lanes
 from toolformer_dag.model.loading import LanguageModel, load_model
-from toolformer_dag.serving.server import serving_app
+from toolformer_dag.serving.server import build_serving_app
 from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
@@ -30,14 +30,14 @@ class Served:
     def __init__(self, folder: Path) -> None:
         (folder / "toolformer.toml").write_text("[tools.calculator]\n[tools.calendar]\n")
         self.settings: Settings = load_settings(folder / "toolformer.toml")
-        self.lanes: list[Lane] = [lane.at_inference() for lane in lanes(self.settings)]
+        self.lanes: list[Lane] = [lane.build_inference_lane() for lane in load_lanes(self.settings)]
         self.model: LanguageModel = load_model(self.settings.model)
         self.model.tokenizer.chat_template = TEMPLATE
 
     def expected(self, prompts: Sequence[str], **options: Any) -> list[Any]:
         """What `generate` writes."""
         given: dict[str, Any] = {
-            "k": self.settings.decoding.k,
+            "top_k": self.settings.decoding.k,
             "max_new_tokens": self.settings.decoding.max_new_tokens,
             "max_call_tokens": self.settings.sampling.max_call_tokens,
         }
@@ -54,10 +54,10 @@ class Served:
         ]
         limits = self.settings.serving.model_copy(update=dict(serving or {}))
         decoder = SharedDecoder(self.model, known, self.settings.model_copy(update={"serving": limits}))
-        with bound(0, "serve") as listening:
+        with open_listening_socket(0, "serve") as listening:
             port = listening.getsockname()[1]
-            app = OwnPages(serving_app(decoder, "embedded", key), port, LOOPBACK)
-            server = uvicorn.Server(build_bounded_config(app))
+            app = SameOriginGuard(build_serving_app(decoder, "embedded", key), port, LOOPBACK_HOSTS)
+            server = uvicorn.Server(build_server_config(app))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
             thread.start()
             try:
@@ -65,7 +65,7 @@ class Served:
             finally:
                 server.should_exit = True
                 thread.join()
-        assert not decoder.alive
+        assert not decoder.is_alive
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 
 from toolformer_dag.cli import connections
-from toolformer_dag.cli.connections import READ_BYTES, BoundedConnection, build_bounded_config
-from toolformer_dag.cli.web_server import bound
+from toolformer_dag.cli.connections import MAX_READ_BYTES, BoundedConnection, build_server_config
+from toolformer_dag.cli.web_server import open_listening_socket
 
 LARGE = 32 << 20
 """Bytes of an answer that no buffer of the system holds."""
@@ -31,8 +31,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 @contextmanager
 def served() -> Iterator[tuple[int, uvicorn.Server]]:
-    with bound(0, "serve") as listening:
-        server = uvicorn.Server(build_bounded_config(app))
+    with open_listening_socket(0, "serve") as listening:
+        server = uvicorn.Server(build_server_config(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -87,7 +87,7 @@ def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPa
 
 def test_a_few_requests_may_come_early_and_more_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "PIPELINE_SECONDS", 0.0)
-    for count, least, most in ((5, 5, 5), (1000, 0, connections.MOST_EARLY + 1)):
+    for count, least, most in ((5, 5, 5), (1000, 0, connections.MAX_PIPELINED_REQUESTS + 1)):
         with served() as (port, _), connected(port) as client:
             client.sendall(request("/") * (count - 1) + request("/", b"Connection: close\r\n"))
             received = b""
@@ -109,7 +109,7 @@ def test_a_body_in_parts_of_a_byte_is_read_in_turns_with_others(monkeypatch: pyt
     with served() as (port, _), connected(port) as client:
         client.sendall(head + b"1\r\na\r\n" * 30_000 + b"0\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 200")
-    assert max(sizes) <= READ_BYTES and sum(sizes) > 180_000
+    assert max(sizes) <= MAX_READ_BYTES and sum(sizes) > 180_000
 
 
 def test_one_address_has_half_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:

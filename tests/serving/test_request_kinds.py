@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
@@ -11,7 +12,7 @@ from pydantic import AliasChoices, Field, PrivateAttr
 
 from tests.serving.conftest import SUM, Served
 from toolformer_dag.serving import server, text_batches
-from toolformer_dag.serving.api_answer import NewText, usage, whole_text
+from toolformer_dag.serving.api_answer import NewText, build_usage_object, build_whole_text
 from toolformer_dag.serving.api_request import ApiRequest
 from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.serving.writings import Writing
@@ -21,9 +22,9 @@ class ResponsesRequest(ApiRequest):
     """A request with typed, numbered events, of which an answered call has several."""
 
     path: ClassVar[str] = "/v1/responses"
-    limit: ClassVar[str] = "max_output_tokens"
+    limit_field: ClassVar[str] = "max_output_tokens"
     prompt_field: ClassVar[str] = "input"
-    neutral: ClassVar[Mapping[str, object]] = {**ApiRequest.neutral, "text": {"format": {"type": "text"}}}
+    neutral_values: ClassVar[Mapping[str, object]] = {**ApiRequest.neutral_values, "text": {"format": {"type": "text"}}}
 
     input: str
     max_tokens: int | None = Field(None, ge=1, validation_alias=AliasChoices("max_output_tokens"))
@@ -31,32 +32,32 @@ class ResponsesRequest(ApiRequest):
     _number: int = PrivateAttr(0)
 
     @property
-    def likeliest(self) -> int | None:
+    def likeliest_count(self) -> int | None:
         return None
 
-    def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
+    def build_prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
         return [self.input]
 
-    def answer(self, writings: Sequence[Writing]) -> dict[str, Any]:
+    def build_answer(self, writings: Sequence[Writing]) -> dict[str, Any]:
         [writing] = writings
-        text = whole_text(0, writing, calls_in_text=self.has_calls_in_text)
-        return {"object": "response", "output_text": text.text, "usage": usage(writings)}
+        text = build_whole_text(0, writing, has_calls_in_text=self.has_calls_in_text)
+        return {"object": "response", "output_text": text.text, "usage": build_usage_object(writings)}
 
-    def stream_begin(self) -> bytes:
+    def format_stream_beginning(self) -> bytes:
         return self._typed("response.created")
 
-    def stream_chunk(self, new: NewText) -> bytes:
+    def format_stream_chunk(self, new_text: NewText) -> bytes:
         events = b""
-        for call in new.calls:
-            events += self._typed("response.output_item.added", name=call.call.tool)
-            events += self._typed("response.output_item.done", result=call.call.result)
-        return events + self._typed("response.output_text.delta", delta=new.text) if new.text else events
+        for call in new_text.answered_calls:
+            events += self._typed("response.output_item.added", name=call.decoded_call.tool)
+            events += self._typed("response.output_item.done", result=call.decoded_call.result)
+        return events + self._typed("response.output_text.delta", delta=new_text.text) if new_text.text else events
 
-    def stream_error(self, error: Mapping[str, Any]) -> bytes:
-        return self._typed("error", **error["error"])
+    def format_stream_error(self, error_object: Mapping[str, Any]) -> bytes:
+        return self._typed("error", **error_object["error"])
 
-    def stream_end(self, writings: Sequence[Writing]) -> bytes:
-        return self._typed("response.completed", usage=usage(writings))
+    def format_stream_end(self, writings: Sequence[Writing]) -> bytes:
+        return self._typed("response.completed", usage=build_usage_object(writings))
 
     def _typed(self, kind: str, **fields: Any) -> bytes:
         event = {**fields, "type": kind, "sequence_number": self._number}
@@ -86,14 +87,14 @@ def test_a_call_may_be_several_events_of_a_stream_which_the_request_numbers(serv
     kinds = [event["type"] for event in events]
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == len(expected.calls)
-    assert "".join(event.get("delta", "") for event in events) == expected.plain
+    assert "".join(event.get("delta", "") for event in events) == expected.plain_text
 
 
 def test_an_error_of_a_stream_has_the_form_of_its_request(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("lost")
 
-    monkeypatch.setattr(text_batches, "write_tokens", fail)
+    monkeypatch.setattr(text_batches, "write_next_tokens", fail)
     *_, last = events_of(address)
     assert (last["type"], last["message"]) == ("error", "RuntimeError: lost")
 
@@ -102,3 +103,8 @@ def test_the_refusal_of_an_unknown_path_names_all_paths(address: str) -> None:
     message = httpx.post(f"{address}/v1/complete", json={}).json()["error"]["message"]
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         assert path in message
+
+
+def test_each_kind_of_request_stands_in_the_docs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "howto" / "complete-texts.md"
+    assert [kind.path for kind in server.KINDS if f"`{kind.path}`" not in page.read_text()] == []

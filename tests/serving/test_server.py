@@ -77,17 +77,17 @@ def open_texts(decoder: SharedDecoder, state: str = "open") -> float:
 
 
 def test_texts_are_those_of_generate_and_calls_stand_beside_them_or_in_them(served: Served) -> None:
-    first, *_ = usual = served.expected(PROMPTS, one_sentence=True)
-    long = served.expected([SUM], max_new_tokens=20, calls=2)[0]
+    first, *_ = usual = served.expected(PROMPTS, ends_after_one_sentence=True)
+    long = served.expected([SUM], max_new_tokens=20, max_call_positions=2)[0]
     assert first.calls and long.calls
     with served.server() as (address, _):
         ask = client(address).completions.create
         given: dict[str, Any] = {"model": "embedded", "prompt": SUM, "max_tokens": 20, "extra_body": {"max_calls": 2}}
         several = ask(model="embedded", prompt=PROMPTS)
-        assert [one.text for one in several.choices] == [one.plain for one in usual]
-        assert several.usage.completion_tokens == sum(one.tokens for one in usual)
+        assert [one.text for one in several.choices] == [one.plain_text for one in usual]
+        assert several.usage.completion_tokens == sum(one.token_count for one in usual)
         apart = ask(**given, temperature=0, seed=3, logprobs=2).choices[0]
-        assert (apart.text, apart.finish_reason) == (long.plain, "length")
+        assert (apart.text, apart.finish_reason) == (long.plain_text, "length")
         assert [(call["tool"], call["input"], call["result"]) for call in apart.calls] == [
             (call.tool, call.input, call.result) for call in long.calls
         ]
@@ -96,7 +96,7 @@ def test_texts_are_those_of_generate_and_calls_stand_beside_them_or_in_them(serv
             written = f" [{call['tool']}({call['input']}) -> {call['result']}]"
             text = text[: call["offset"]] + written + text[call["offset"] :]
         assert text == long.text
-        assert "".join(apart.logprobs.tokens) == long.plain
+        assert "".join(apart.logprobs.tokens) == long.plain_text
         found = apart.logprobs
         for token, value, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
             assert len(top) == 2 and value <= max(top.values()) and top.get(token, value) == value
@@ -104,9 +104,9 @@ def test_texts_are_those_of_generate_and_calls_stand_beside_them_or_in_them(serv
         assert ask(**given).choices[0].text == long.text
         pieces = list(ask(**given, stream=True, stream_options={"include_usage": True}))
         assert "".join(one.choices[0].text for one in pieces[:-1]) == long.text
-        assert len(pieces) > 10 and pieces[-1].usage.completion_tokens == long.tokens
+        assert len(pieces) > 10 and pieces[-1].usage.completion_tokens == long.token_count
         stopped = ask(**{**given, "extra_body": {}}, stop=["stu", "zzz"], stream=True)
-        assert "".join(one.choices[0].text for one in stopped) == long.plain.partition("stu")[0]
+        assert "".join(one.choices[0].text for one in stopped) == long.plain_text.partition("stu")[0]
         for off, left in (({"tools": []}, []), ({"tools": ["Calendar"]}, ["Calendar"]), ({"max_calls": 0}, [])):
             assert [call["tool"] for call in ask(**{**given, "extra_body": off}).choices[0].calls] == left
 
@@ -147,10 +147,10 @@ def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understa
         shared: dict[str, Any] = {"model": "embedded", "base_url": f"{address}/v1", "api_key": "none", "temperature": 0}
         chat = ChatOpenAI(**shared, max_tokens=20, logprobs=True, top_logprobs=1)
         whole = chat.invoke(SUM)
-        assert whole.content == expected.plain and whole.response_metadata["finish_reason"] == "length"
-        assert "".join(one["token"] for one in whole.response_metadata["logprobs"]["content"]) == expected.plain
-        assert "".join(str(piece.content) for piece in chat.stream(SUM)) == expected.plain
-        assert OpenAI(**shared, max_tokens=20).invoke(SUM) == expected.plain
+        assert whole.content == expected.plain_text and whole.response_metadata["finish_reason"] == "length"
+        assert "".join(one["token"] for one in whole.response_metadata["logprobs"]["content"]) == expected.plain_text
+        assert "".join(str(piece.content) for piece in chat.stream(SUM)) == expected.plain_text
+        assert OpenAI(**shared, max_tokens=20).invoke(SUM) == expected.plain_text
         tool: Any = {"type": "function", "function": {"name": "Calendar"}}
         ask = client(address).chat.completions.create
         messages: Any = [{"role": "user", "content": [{"type": "text", "text": SUM}]}]
@@ -341,9 +341,9 @@ def test_many_clients_share_batches_and_get_the_texts_of_each_alone(served: Serv
     expected = served.expected(SUMS, max_new_tokens=12)
     with served.server() as (address, decoder):
         found = asyncio.run(asked_by_32(address))
-        assert sorted(found) == [(at, one.plain) for at, one in enumerate(expected)]
+        assert sorted(found) == [(at, one.plain_text) for at, one in enumerate(expected)]
         figures = httpx.get(f"{address}/metrics").text
-        assert f'toolformer_tokens_total{{kind="written"}} {sum(one.tokens for one in expected)}.0' in figures
+        assert f'toolformer_tokens_total{{kind="written"}} {sum(one.token_count for one in expected)}.0' in figures
         assert 'toolformer_requests_total{path="/v1/completions",status="200"} 64.0' in figures
         assert open_texts(decoder) == 0
 
@@ -361,13 +361,14 @@ def test_an_unknown_path_or_method_is_refused_in_the_protocols_form(served: Serv
 def test_a_tool_that_hangs_holds_nobody_else_and_its_text_ends_at_its_limit(served: Served) -> None:
     tool = Hanging("calculator", ToolOptions(), "")
     tool.free = threading.Event()
-    expected = served.expected([SUM], max_new_tokens=20, k=0)[0]
+    expected = served.expected([SUM], max_new_tokens=20, top_k=0)[0]
     with served.server(calculator=tool, serving={"tool_seconds": 3}) as (address, decoder):
         ask = client(address).completions.create
         slow = ask(model="embedded", prompt=SUM, stream=True)
         wait_for(lambda: open_texts(decoder, "calling") == 1)
         assert (
-            ask(model="embedded", prompt=SUM, max_tokens=20, extra_body={"tools": []}).choices[0].text == expected.plain
+            ask(model="embedded", prompt=SUM, max_tokens=20, extra_body={"tools": []}).choices[0].text
+            == expected.plain_text
         )
         assert open_texts(decoder, "calling") == 1
         calls = [call for chunk in slow for call in chunk.choices[0].calls]

@@ -21,7 +21,7 @@ from toolformer_dag.texts.arguments import (
     parse_arguments,
 )
 from toolformer_dag.texts.calls import build_call_grammar, parse_call
-from toolformer_dag.texts.input_ends import find_behind_input
+from toolformer_dag.texts.input_ends import find_text_after_input
 
 TEXTS = st.text(st.sampled_from('ab ]->[(")\\é🍎,='), max_size=8)
 KINDS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
@@ -66,7 +66,7 @@ def test_what_is_written_is_read_back_whatever_strings_hold(case: tuple[dict[str
     if arguments:
         body = f"Weather({written})"
         assert parse_call(body).input == written
-        assert find_behind_input("]", f"{body} -> r]") == len(body) + len(" -> r")
+        assert find_text_after_input("]", f"{body} -> r]") == len(body) + len(" -> r")
 
 
 @given(described(), st.data())

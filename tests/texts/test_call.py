@@ -13,21 +13,21 @@ from toolformer_dag.texts.calls import (
     PlacedCall,
     SpliceError,
     clean_result,
-    fault,
+    find_call_fault,
     format_call,
-    holds_call,
+    has_call_to_tools,
     parse_call,
-    placed_calls,
+    parse_placed_calls,
+    remove_calls,
     splice,
-    take_out,
 )
 from toolformer_dag.texts.chains import (
     ChainLink,
-    chain_text,
+    build_swap_comparisons,
     compute_least_need,
-    other_results,
+    format_chain_json,
+    format_chain_text,
     parse_chain,
-    to_chain_json,
 )
 
 
@@ -44,7 +44,7 @@ def test_e_of_c_as_in_the_paper(call: Call, result: str | None, text: str) -> No
     assert format_call(call, result) == text
 
 
-@given(st.text().filter(lambda text: fault(Call("QA", text)) is None and not re.search(r"\[.*\(", text)))
+@given(st.text().filter(lambda text: find_call_fault(Call("QA", text)) is None and not re.search(r"\[.*\(", text)))
 def test_an_input_is_read_as_it_was_written(text: str) -> None:
     assert parse_call(format_call(Call("QA", text))[2:-1]) == Call("QA", text)
 
@@ -101,17 +101,17 @@ def test_what_cleaning_writes_instead() -> None:
 
 def test_a_text_holds_a_call_when_one_begins_in_it() -> None:
     for text in ("a [QA(b)] c", "a [QA(b", "a [QA(b) -> c] d"):
-        assert holds_call(text, ["QA", "MT"])
-        assert not holds_call(text, ["MT"]) and not holds_call(text, [])
+        assert has_call_to_tools(text, ["QA", "MT"])
+        assert not has_call_to_tools(text, ["MT"]) and not has_call_to_tools(text, [])
     for text in ("a[QA(b)]", "a [QA (b)]", "a [1] [QA]", "[QA(b)]", ""):
-        assert not holds_call(text, ["QA"])
+        assert not has_call_to_tools(text, ["QA"])
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r", "\x0b", "\x85", "\u2028"])
 def test_no_input_breaks_the_line_outside_of_a_string(line_end: str) -> None:
     for asked in (f"1{line_end}2", f"¹={line_end}", f'days=3,{line_end}city="Rome"'):
-        assert fault(Call("Weather", asked)) == "newline_in_input"
-    assert fault(Call("Weather", 'city="Ro\u2028me"')) is None
+        assert find_call_fault(Call("Weather", asked)) == "newline_in_input"
+    assert find_call_fault(Call("Weather", 'city="Ro\u2028me"')) is None
 
 
 TOOLS = ["Calculator", "Calendar", "WikiSearch", "QA", "MT"]
@@ -129,7 +129,7 @@ INPUTS = (
     TEXTS.map(lambda text: clean_result(text, 60))
     | st.sampled_from([" [QA(", "a) -", "[", "(", "", "a=[5", "a=(5", "x = 3"])
     | NAMED
-).filter(lambda text: fault(Call("QA", text)) is None)
+).filter(lambda text: find_call_fault(Call("QA", text)) is None)
 RESULTS = TEXTS.map(lambda text: clean_result(text, 60))
 CALLS = st.builds(PlacedCall, st.integers(0, 60), st.builds(Call, st.sampled_from(TOOLS), INPUTS), RESULTS)
 
@@ -150,12 +150,12 @@ def one_by_one(text: str, calls: list[PlacedCall]) -> str:
 @example(" ", [PlacedCall(1, Call("QA", "x"), "y")])
 @example("", [PlacedCall(0, Call("QA", "x"), "y")])
 def test_taking_out_gives_the_text_back(text: str, calls: list[PlacedCall]) -> None:
-    assume(not holds_call(text, TOOLS))
+    assume(not has_call_to_tools(text, TOOLS))
     calls = [placed for placed in calls if placed.offset <= len(text)]
     spliced = splice(text, calls)
     assert spliced == one_by_one(text, calls)
-    assert take_out(spliced, TOOLS) == text
-    assert placed_calls(spliced, TOOLS) == sorted(calls, key=lambda placed: placed.offset)
+    assert remove_calls(spliced, TOOLS) == text
+    assert parse_placed_calls(spliced, TOOLS) == sorted(calls, key=lambda placed: placed.offset)
 
 
 @pytest.mark.parametrize(
@@ -186,21 +186,21 @@ def test_the_paper_s_example() -> None:
 
 
 def test_taking_out_what_others_wrote() -> None:
-    assert take_out("a [QA(b)] c [MT(d) -> e] f", TOOLS) == "a c f"
-    assert take_out("a [QA(b)] c [MT(d) -> e] f", ["MT"]) == "a [QA(b)] c f"
-    assert take_out("a [QA(b c", TOOLS) == "a [QA(b c"
-    assert take_out("a [1] b", TOOLS) == "a [1] b"
+    assert remove_calls("a [QA(b)] c [MT(d) -> e] f", TOOLS) == "a c f"
+    assert remove_calls("a [QA(b)] c [MT(d) -> e] f", ["MT"]) == "a [QA(b)] c f"
+    assert remove_calls("a [QA(b c", TOOLS) == "a [QA(b c"
+    assert remove_calls("a [1] b", TOOLS) == "a [1] b"
 
 
 def test_a_call_without_a_result_is_no_placed_call() -> None:
-    assert placed_calls("a [QA(b) -> c] d", TOOLS) == [PlacedCall(1, Call("QA", "b"), "c")]
+    assert parse_placed_calls("a [QA(b) -> c] d", TOOLS) == [PlacedCall(1, Call("QA", "b"), "c")]
     with pytest.raises(MalformedCall, match="no_result"):
-        placed_calls("a [QA(b)] c", TOOLS)
+        parse_placed_calls("a [QA(b)] c", TOOLS)
 
 
 def test_a_million_openings_that_never_close_are_read_once() -> None:
     text = " [QA(" * 1_000_000
-    assert take_out(text, TOOLS) == text
+    assert remove_calls(text, TOOLS) == text
 
 
 WORDS = st.text('ab 0"é', min_size=1, max_size=8)
@@ -209,7 +209,7 @@ LINKS = st.lists(st.builds(ChainLink, st.sampled_from(["QA", "Calculator"]), WOR
 
 @given(LINKS)
 def test_a_chain_is_read_as_it_was_written(links: list[ChainLink]) -> None:
-    assert parse_chain(to_chain_json(links)) == links
+    assert parse_chain(format_chain_json(links)) == links
     assert parse_chain(None) == []
 
 
@@ -217,13 +217,13 @@ def test_a_chain_is_read_as_it_was_written(links: list[ChainLink]) -> None:
 def test_a_chain_stands_at_one_place_and_can_be_taken_out(links: list[ChainLink], offset: int) -> None:
     placed = [PlacedCall(offset, Call(link.tool, link.input), link.result) for link in links]
     spliced = splice("text", placed)
-    assert spliced == "text"[:offset] + chain_text(links) + "text"[offset:]
-    assert placed_calls(spliced, TOOLS) == placed and take_out(spliced, TOOLS) == "text"
+    assert spliced == "text"[:offset] + format_chain_text(links) + "text"[offset:]
+    assert parse_placed_calls(spliced, TOOLS) == placed and remove_calls(spliced, TOOLS) == "text"
 
 
 def test_each_earlier_result_is_exchanged_before_each_later_call() -> None:
     links = [ChainLink("QA", "a", "1"), ChainLink("QA", "b", "2"), ChainLink("Calculator", "1 + 2", "3")]
-    asked = other_results(links, ["8", "9"])
+    asked = build_swap_comparisons(links, ["8", "9"])
     one = " [QA(a) -> 1]"
     two = " [QA(b) -> 2]"
     assert asked == [

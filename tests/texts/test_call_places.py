@@ -12,12 +12,12 @@ from tests.tokenizers import byte_level, metaspace
 from toolformer_dag.model.encoding import Encoding, TextTokens
 from toolformer_dag.texts.call_places import (
     CallPlace,
-    find_place_of_token,
-    find_sampling_token,
-    place_at,
-    without_other_tokens,
+    find_call_place_at_offset,
+    find_call_place_at_token,
+    find_sampling_token_index,
+    zero_disallowed_probabilities,
 )
-from toolformer_dag.texts.calls import Call, PlacedCall, splice, take_out
+from toolformer_dag.texts.calls import Call, PlacedCall, remove_calls, splice
 
 SUMS = [
     f"There were {a} hens, {b} more came, so in total there were {a + b} hens.\n" for a in range(60) for b in (7, 48)
@@ -48,12 +48,12 @@ def encoding(request: pytest.FixtureRequest) -> Encoding:
 
 
 def tokens_of(encoding: Encoding, text: str) -> TextTokens:
-    [tokens] = encoding.texts([text])
+    [tokens] = encoding.encode_texts([text])
     return tokens
 
 
 def spliced(text: str, place: CallPlace) -> str:
-    return splice(text, [PlacedCall(place.offset, Call("Calculator", "137 + 48"), "185")])
+    return splice(text, [PlacedCall(place.char_offset, Call("Calculator", "137 + 48"), "185")])
 
 
 def test_a_call_before_a_number_has_the_form_of_the_prompts(encoding: Encoding) -> None:
@@ -61,11 +61,11 @@ def test_a_call_before_a_number_has_the_form_of_the_prompts(encoding: Encoding) 
     number = text.index("185")
     tokens = tokens_of(encoding, text)
     for offset in (number - 1, number):  # with the space, and with the first digit
-        place = tokens.place_at(text, offset)
+        place = tokens.find_call_place(text, offset)
         assert place is not None
         with_call = spliced(text, place)
         assert with_call == "so in total there were [Calculator(137 + 48) -> 185] 185 hens."
-        assert take_out(with_call, ["Calculator"]) == text
+        assert remove_calls(with_call, ["Calculator"]) == text
         judged = text[tokens.offsets[place.position] :]
         assert judged.lstrip().startswith("185") and len(judged) - len(judged.lstrip()) <= 1
 
@@ -73,8 +73,8 @@ def test_a_call_before_a_number_has_the_form_of_the_prompts(encoding: Encoding) 
 def test_a_call_is_judged_from_a_token_that_is_not_only_white_space(encoding: Encoding) -> None:
     text = "there were  \n 185"
     tokens = tokens_of(encoding, text)
-    place = tokens.place_at(text, text.index("185"))
-    assert place is not None and place.offset == len("there were")
+    place = tokens.find_call_place(text, text.index("185"))
+    assert place is not None and place.char_offset == len("there were")
     ends = [*tokens.offsets.tolist()[1:], len(text)]
     window_token = text[tokens.offsets[place.position] : ends[place.position]]
     assert window_token.strip()
@@ -85,33 +85,42 @@ def test_every_call_stands_before_white_space_and_each_place_is_sampled_once(enc
     tokens = tokens_of(encoding, text)
     offsets = tokens.offsets
     places = [
-        place for token in range(len(tokens.ids)) if (place := find_place_of_token(text, offsets, token)) is not None
+        place
+        for token in range(len(tokens.token_ids))
+        if (place := find_call_place_at_token(text, offsets, token)) is not None
     ]
-    assert len({place.offset for place in places}) == len({place.position for place in places}) == len(places)
+    assert len({place.char_offset for place in places}) == len({place.position for place in places}) == len(places)
     for place in places:
-        assert place.offset == 0 or not text[place.offset - 1].isspace()
-        assert place.token <= place.position and find_sampling_token(text, offsets, place.position) == place.token
+        assert place.char_offset == 0 or not text[place.char_offset - 1].isspace()
+        assert (
+            place.sampling_token_index <= place.position
+            and find_sampling_token_index(text, offsets, place.position) == place.sampling_token_index
+        )
         with_call = spliced(text, place)
-        assert with_call[: place.offset + len(RESULT)] == text[: place.offset] + RESULT
-        assert take_out(with_call, ["Calculator"]) == text
-        assert place_at(text, offsets, int(offsets[place.position])) == place
+        assert with_call[: place.char_offset + len(RESULT)] == text[: place.char_offset] + RESULT
+        assert remove_calls(with_call, ["Calculator"]) == text
+        assert find_call_place_at_offset(text, offsets, int(offsets[place.position])) == place
 
 
 @given(text=spaced_texts())
 def test_probabilities_stay_where_a_call_may_be_sampled_and_are_zero_elsewhere(encoding: Encoding, text: str) -> None:
     offsets = tokens_of(encoding, text).offsets
     probabilities = np.full(len(offsets), 0.5, np.float32)
-    allowed = without_other_tokens(text, offsets, probabilities, 0.1)
+    allowed = zero_disallowed_probabilities(text, offsets, probabilities, 0.1)
     for token, value in enumerate(allowed.tolist()):
-        assert value == (0.0 if find_place_of_token(text, offsets, token) is None else 0.5)
-    assert (without_other_tokens(text, offsets, probabilities, 0.5) == probabilities).all()  # none is above tau_s
+        assert value == (0.0 if find_call_place_at_token(text, offsets, token) is None else 0.5)
+    assert (
+        zero_disallowed_probabilities(text, offsets, probabilities, 0.5) == probabilities
+    ).all()  # none is above tau_s
 
 
 def test_nothing_stands_in_the_middle_of_a_token_or_behind_the_last_word() -> None:
     text = "is 215 "
     offsets = [0, 2, 6]  # `is`, ` 215`, ` `
-    assert place_at(text, offsets, 2) == place_at(text, offsets, 3) == CallPlace(2, 1, 1)
-    assert place_at(text, offsets, 4) is None
-    assert place_at(text, offsets, 6) is None and find_place_of_token(text, offsets, 2) is None
-    assert place_at(text, offsets, -1) is None and place_at(text, offsets, 7) is None
-    assert place_at("is 215", [0, 2, 3], 3) == CallPlace(2, 1, 2)
+    assert (
+        find_call_place_at_offset(text, offsets, 2) == find_call_place_at_offset(text, offsets, 3) == CallPlace(2, 1, 1)
+    )
+    assert find_call_place_at_offset(text, offsets, 4) is None
+    assert find_call_place_at_offset(text, offsets, 6) is None and find_call_place_at_token(text, offsets, 2) is None
+    assert find_call_place_at_offset(text, offsets, -1) is None and find_call_place_at_offset(text, offsets, 7) is None
+    assert find_call_place_at_offset("is 215", [0, 2, 3], 3) == CallPlace(2, 1, 2)

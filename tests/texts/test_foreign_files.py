@@ -18,24 +18,24 @@ import pytest
 import zstandard
 
 from tests.texts.reading import read_documents
-from toolformer_dag.evaluation.benchmark_files import wikitext
+from toolformer_dag.evaluation.benchmark_files import read_wikitext_articles
 from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline.removed_documents import question_texts
+from toolformer_dag.pipeline.removed_documents import read_question_texts
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.formats import AUTO, FormatChoice
+from toolformer_dag.texts.formats import AUTO_FORMAT, FormatChoice
 from toolformer_dag.texts.guarded_batches import guard_from_library_errors
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.texts.shard_reader import iter_shard_batches
-from toolformer_dag.tools.passages import read_passages
+from toolformer_dag.tools.passages import iter_passages
 from toolformer_dag.tools.registry import load_tool
 
 URL = "https://a.org/2019/03/04/page"
 
 
 def read(path: Path, **fields: str) -> tuple[list[Document], list[Rejection]]:
-    items = list(read_documents(path, "s", FormatChoice(AUTO, tuple(fields.items()))))
+    items = list(read_documents(path, "s", FormatChoice(AUTO_FORMAT, tuple(fields.items()))))
     refused = [item for item in items if isinstance(item, Rejection)]
     return [item for item in items if isinstance(item, Document)], refused
 
@@ -51,7 +51,7 @@ def test_a_column_that_is_there_twice_refuses_its_file_by_name(tmp_path: Path, t
     arrays = [pa.array(values) for _, values in columns]
     pq.write_table(pa.Table.from_arrays(arrays, [name for name, _ in columns]), tmp_path / "joined.parquet")
     documents, [refused] = read(tmp_path / "joined.parquet")
-    assert (documents, refused.line, refused.reason) == ([], 0, "unreadable_data")
+    assert (documents, refused.line_number, refused.reason) == ([], 0, "unreadable_data")
     assert f'"{twice}" exists 2 times' in refused.detail
 
 
@@ -194,16 +194,16 @@ def test_metadata_in_a_form_that_is_not_read_is_counted_by_field(tmp_path: Path,
     path = tmp_path / f"x.{form}"
     json_lines(path, *records) if form == "jsonl" else pq.write_table(pa.Table.from_pylist(records), path)
     [batch] = iter_shard_batches(path)
-    assert batch.frame["url"].to_list() == [""] * 3 and set(batch.ignored.values()) == {3}
-    assert any(told.startswith("metadata.url: expected text, found") for told in batch.ignored)
+    assert batch.frame["url"].to_list() == [""] * 3 and set(batch.ignored_value_counts.values()) == {3}
+    assert any(told.startswith("metadata.url: expected text, found") for told in batch.ignored_value_counts)
 
 
 def test_dates_of_its_own_that_are_no_dates_are_counted(tmp_path: Path) -> None:
     days = ["2019-03-04", "4 March 2019", 1551657600, None, "", "2050-01-01"]
     path = json_lines(tmp_path / "x.jsonl", *({"text": f"{i}", "day": day} for i, day in enumerate(days)))
-    [batch] = iter_shard_batches(path, FormatChoice(AUTO, (("date", "day"),)))
+    [batch] = iter_shard_batches(path, FormatChoice(AUTO_FORMAT, (("date", "day"),)))
     assert batch.frame["date"].to_list() == [date(2019, 3, 4), *[None] * 5]
-    assert dict(batch.ignored) == {"day: expected a date, YYYY-MM-DD until 2026-12-31": 3}
+    assert dict(batch.ignored_value_counts) == {"day: expected a date, YYYY-MM-DD until 2026-12-31": 3}
 
 
 @pytest.mark.parametrize("field", ["text", "url", "title", "id", "unknown"])
@@ -276,7 +276,7 @@ def tar(*contents: bytes) -> bytes:
 def test_a_file_is_named_for_what_it_is(tmp_path: Path, name: str, content: bytes, told: str) -> None:
     (tmp_path / name).write_bytes(content)
     documents, [refused] = read(tmp_path / name)
-    assert (documents, refused.line) == ([], 0) and told in refused.detail
+    assert (documents, refused.line_number) == ([], 0) and told in refused.detail
 
 
 @pytest.mark.parametrize(("between", "told"), [(",\n", "the line ends with"), ("\n,", "the line begins with")])
@@ -308,10 +308,10 @@ def test_a_benchmark_a_prompt_passages_and_texts_to_leave_out_are_named_for_what
     file.write_bytes(content)
     for read_one in (
         lambda: read_benchmark("svamp", file),
-        lambda: wikitext(file),
+        lambda: read_wikitext_articles(file),
         lambda: load_tool("calculator", {"prompt": str(file)}),
-        lambda: list(read_passages(str(file))),
-        lambda: question_texts(file),
+        lambda: list(iter_passages(str(file))),
+        lambda: read_question_texts(file),
     ):
         with pytest.raises(UserError, match=told) as refused:
             read_one()
@@ -321,7 +321,7 @@ def test_a_benchmark_a_prompt_passages_and_texts_to_leave_out_are_named_for_what
 def test_json_that_is_none_is_not_searched_for_as_text(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('[{"question": "who",}]')
     with pytest.raises(UserError, match=r"x\.json is no readable JSON"):
-        question_texts(tmp_path / "x.json")
+        read_question_texts(tmp_path / "x.json")
 
 
 def test_a_zstd_file_with_a_dictionary_is_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.tiny_models import tokenizer_of
 from toolformer_dag.texts.arguments import BadArguments, find_schema_fault, parse_arguments
 from toolformer_dag.texts.calls import build_call_grammar, parse_call
-from toolformer_dag.texts.input_ends import find_behind_input
+from toolformer_dag.texts.input_ends import find_text_after_input
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "mcp-tool.md"
 Schema = dict[str, Any]
@@ -52,7 +52,7 @@ def written(schema: Schema, dice: random.Random) -> str | None:
         ids.append(dice.choice(closing if closing and dice.random() < 0.6 else plain or allowed))
         assert matcher.consume_token(ids[-1])
         body = tokenizer().decode(ids)
-        if (arrow := find_behind_input("->", body)) >= 0 and body.startswith("W("):
+        if (arrow := find_text_after_input("->", body)) >= 0 and body.startswith("W("):
             return parse_call(body[:arrow].rstrip()).input
     return None
 

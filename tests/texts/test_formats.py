@@ -16,7 +16,7 @@ from tests.texts.reading import read_documents
 from toolformer_dag.texts import shard_reader
 from toolformer_dag.texts.columns import Batch, Rejection, build_records_batch
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.formats import AUTO, FORMATS, FormatChoice, choose_layout, find_steps_to
+from toolformer_dag.texts.formats import AUTO_FORMAT, CORPUS_FORMATS, FormatChoice, choose_layout, find_path_in_record
 from toolformer_dag.texts.readers import web_archives
 from toolformer_dag.texts.shard_reader import Container, iter_shard_batches
 
@@ -123,7 +123,7 @@ def test_a_published_record_is_recognized_and_read(tmp_path: Path, name: str, fi
     )
     for choice in (FormatChoice(), FormatChoice(name)):
         [batch] = iter_shard_batches(path, choice)
-        assert batch.layout.format == name
+        assert batch.layout.format_name == name
         document = Document("s", **next(batch.frame.iter_rows(named=True)))
         assert (document.text, document.url, document.date, document.domain) == (TEXT, URL, DAY, "www.example.org")
         assert document.language == (None if name in WITHOUT_LANGUAGE else "en")
@@ -132,7 +132,7 @@ def test_a_published_record_is_recognized_and_read(tmp_path: Path, name: str, fi
 
 
 def test_every_format_has_a_published_record() -> None:
-    assert {one.name for one in FORMATS} == set(PUBLISHED)
+    assert {one.name for one in CORPUS_FORMATS} == set(PUBLISHED)
 
 
 @pytest.mark.parametrize("file", ["x.jsonl", "x.parquet"])
@@ -141,7 +141,7 @@ def test_the_id_of_a_plain_record_stands_in_the_place_of_a_url_and_makes_no_dige
     documents, rejected = read(write(tmp_path / file, records))
     assert [(one.url, one.domain, one.date) for one in documents] == [(name, "", None) for name in ("7", "8", "7")]
     assert len({one.digest for one in documents}) == 3 and not rejected
-    [named] = read(write(tmp_path / file, records[:1]), FormatChoice(fields=(("id", "id"),)))[0]
+    [named] = read(write(tmp_path / file, records[:1]), FormatChoice(chosen_paths=(("id", "id"),)))[0]
     assert (named.digest, named.url) == ("7", "7")
 
 
@@ -150,7 +150,7 @@ def test_equal_texts_without_an_id_have_one_digest(tmp_path: Path) -> None:
     [other] = read(write(tmp_path / "b.parquet", [{**PUBLISHED["c4"], "url": "https://b.org"}]))[0]
     assert one.digest == other.digest != one.text
     documents, rejected = read(write(tmp_path / "c.json", [PUBLISHED["c4"]] * 2))
-    assert len(documents) == 1 and [(one.line, one.reason) for one in rejected] == [(2, "duplicate_digest")]
+    assert len(documents) == 1 and [(one.line_number, one.reason) for one in rejected] == [(2, "duplicate_digest")]
 
 
 @pytest.mark.parametrize("file", ["x.json.gz", "x.parquet"])
@@ -162,7 +162,7 @@ def test_a_record_s_own_date_counts_only_where_it_is_named(tmp_path: Path, file:
     ]
     path = write(tmp_path / file, records)
     assert [one.date for one in read(path)[0]] == [DAY, DAY, DAY]
-    own = read(path, FormatChoice(AUTO, (("date", "created"),)))[0]
+    own = read(path, FormatChoice(AUTO_FORMAT, (("date", "created"),)))[0]
     assert [one.date for one in own] == [date(2020, 1, 17), DAY, DAY]
 
 
@@ -177,7 +177,7 @@ def test_own_fields_are_dotted_paths(tmp_path: Path, file: str) -> None:
         ("language", "meta.lang"),
     )
     path = write(tmp_path / file, [record, {**record, "key": 8}])
-    documents, rejected = read(path, FormatChoice(AUTO, fields))
+    documents, rejected = read(path, FormatChoice(AUTO_FORMAT, fields))
     assert [(one.digest, one.title, one.language, one.url) for one in documents] == [
         ("7", "t", "de", URL),
         ("8", "t", "de", URL),
@@ -191,9 +191,13 @@ def test_own_fields_are_dotted_paths(tmp_path: Path, file: str) -> None:
     [
         (FormatChoice(), "unknown_format", ["body", "meta", "meta.u", "corpus.fields"]),
         (FormatChoice("c4"), "missing_field", ["c4", "text", "body", "meta.u"]),
-        (FormatChoice(AUTO, (("text", "boddy"),)), "missing_field", ["corpus.fields.text", "boddy", "body"]),
-        (FormatChoice(AUTO, (("text", "body"), ("id", "meta.id"))), "missing_field", ["corpus.fields.id", "meta.id"]),
-        (FormatChoice(AUTO, (("text", "meta"),)), "wrong_type", ["meta"]),
+        (FormatChoice(AUTO_FORMAT, (("text", "boddy"),)), "missing_field", ["corpus.fields.text", "boddy", "body"]),
+        (
+            FormatChoice(AUTO_FORMAT, (("text", "body"), ("id", "meta.id"))),
+            "missing_field",
+            ["corpus.fields.id", "meta.id"],
+        ),
+        (FormatChoice(AUTO_FORMAT, (("text", "meta"),)), "wrong_type", ["meta"]),
     ],
     ids=range(5),
 )
@@ -210,7 +214,7 @@ def test_a_wrong_or_missing_field_is_named_with_those_that_are_there(
 def test_numbers_of_rows_are_no_digests_unless_the_settings_name_them(tmp_path: Path, file: str) -> None:
     path = write(tmp_path / file, [{"id": 0, "text": "one"}, {"id": 0, "text": "two"}])
     assert len({one.digest for one in read(path)[0]}) == 2
-    documents, rejected = read(path, FormatChoice(AUTO, (("id", "id"),)))
+    documents, rejected = read(path, FormatChoice(AUTO_FORMAT, (("id", "id"),)))
     assert [one.digest for one in documents] == ["0"] and [one.reason for one in rejected] == ["duplicate_digest"]
 
 
@@ -229,9 +233,9 @@ def test_an_optional_field_of_another_type_is_null_and_told_and_a_named_one_refu
     [batch] = iter_shard_batches(path)
     [row] = batch.frame.to_dicts()
     assert (row["text"], row["title"], row["language"], batch.rejections) == (TEXT, "1984", None, ())
-    [told] = batch.ignored
+    [told] = batch.ignored_value_counts
     assert told.startswith("language: expected text, ")
-    documents, [rejected] = read(path, FormatChoice(AUTO, (("language", "language"),)))
+    documents, [rejected] = read(path, FormatChoice(AUTO_FORMAT, (("language", "language"),)))
     assert (documents, rejected.reason) == ([], "wrong_type")
 
 
@@ -248,7 +252,9 @@ def test_a_container_with_keys_of_its_own_follows_no_setting(tmp_path: Path, mon
         records = [{"text": TEXT, "metadata": {"WARC-Record-ID": f"<urn:uuid:{page}>"}} for page in pages]
         yield build_records_batch(choose_layout(choice, records), range(1, len(records) + 1), records, [])
 
-    container = Container(read_pages, endings=(".warc",), magic=web_archives.MAGIC, format=web_archives.FORMAT)
+    container = Container(
+        read_pages, endings=(".warc",), magic_bytes=web_archives.WARC_MAGIC, format_name=web_archives.WARC_FORMAT_NAME
+    )
     monkeypatch.setattr(shard_reader, "CONTAINERS", (container, *shard_reader.CONTAINERS[1:]))
     path = tmp_path / "x.warc"
     path.write_bytes(b"WARC/1.0 1WARC/1.0 2")
@@ -258,7 +264,7 @@ def test_a_container_with_keys_of_its_own_follows_no_setting(tmp_path: Path, mon
 
 def test_names_with_dots_are_found_before_their_parts() -> None:
     record = {"a.b": 1, "a": {"b": 2, "c.d": 3}, "l": [[4]]}
-    ways = {path: find_steps_to(record, path) for path in ("a.b", "a.c.d", "l.0.0", "l.1", "a.x", "l.x", "x")}
+    ways = {path: find_path_in_record(record, path) for path in ("a.b", "a.c.d", "l.0.0", "l.1", "a.x", "l.x", "x")}
     assert ways == {
         "a.b": ("a.b",), "a.c.d": ("a", "c.d"), "l.0.0": ("l", 0, 0), "l.1": None, "a.x": None, "l.x": None, "x": None,
     }  # fmt: skip

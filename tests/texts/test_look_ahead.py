@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.look_ahead import NEVER_NAMES, SPELLED, TextUnits
+from toolformer_dag.texts.look_ahead import NON_NAME_WORDS, NUMBERS_BY_WORD, TextUnits
 
 
 def ahead(marked: str, input: str) -> list[str]:
     """The units ahead of a call that stands at the bar."""
     before, after = marked.split("|")
-    return TextUnits.of(before + after).ahead(len(before), input)
+    return TextUnits.from_text(before + after).list_units_ahead(len(before), input)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,12 @@ def slowly(before: list[str], after: list[str], input: list[str]) -> list[str]:
     """The rule over words, one at a time."""
     found: dict[str, str] = {}
     for word in input:
-        same = [other for other in before if unit(other) == unit(word) or unit(word) in SPELLED.get(unit(other), ())]
+        same = [
+            other for other in before if unit(other) == unit(word) or unit(word) in NUMBERS_BY_WORD.get(unit(other), ())
+        ]
         later = [other for other in after if unit(other) == unit(word)]
         everywhere = [other for other in before + after if unit(other) == unit(word)]
-        named = all(other[0].isupper() for other in everywhere) and unit(word) not in NEVER_NAMES
+        named = all(other[0].isupper() for other in everywhere) and unit(word) not in NON_NAME_WORDS
         if later and not same and (not word[0].isalpha() or named):
             found.setdefault(unit(word), word)
     return list(found.values())
@@ -74,13 +76,13 @@ def unit(word: str) -> str:
 def test_the_rule_agrees_with_a_slow_one(before: list[str], after: list[str], input: list[str]) -> None:
     text = " ".join(before + after)
     offset = len(" ".join(before)) + (1 if before and after else 0)
-    assert TextUnits.of(text).ahead(offset, " ".join(input)) == slowly(before, after, input)
+    assert TextUnits.from_text(text).list_units_ahead(offset, " ".join(input)) == slowly(before, after, input)
 
 
 @given(st.text(), st.text(), st.text())
 def test_what_the_text_has_before_or_nowhere_is_never_ahead(before: str, after: str, input: str) -> None:
     text = before + after
-    units = TextUnits.of(text)
-    assert units.ahead(len(text), input) == []
-    assert TextUnits.of(before + " " + before).ahead(len(before), before) == []
-    assert all(one in input for one in units.ahead(len(before), input))
+    units = TextUnits.from_text(text)
+    assert units.list_units_ahead(len(text), input) == []
+    assert TextUnits.from_text(before + " " + before).list_units_ahead(len(before), before) == []
+    assert all(one in input for one in units.list_units_ahead(len(before), input))

@@ -14,18 +14,18 @@ from toolformer_dag.texts.calls import (
     MalformedCall,
     PlacedCall,
     SpliceError,
-    fault,
+    find_call_fault,
     format_call,
-    holds_call,
-    iter_marker_places,
+    has_call_to_tools,
+    iter_marker_offsets,
     parse_call,
-    placed_calls,
-    rewrite_markers,
+    parse_placed_calls,
+    remove_calls,
+    replace_paper_markers,
+    restore_paper_markers,
     splice,
-    take_out,
-    to_paper_form,
 )
-from toolformer_dag.texts.input_ends import find_behind_input
+from toolformer_dag.texts.input_ends import find_text_after_input
 from toolformer_dag.tools.registry import load_tool
 
 SPECIAL = CallMarkers(begin="<tool_call>", arrow="<tool_response>", end="</tool_call>")
@@ -55,47 +55,47 @@ HOSTILE_CALLS = st.builds(
 def test_calls_that_are_taken_out_whole_are_read_as_they_were(
     text: str, calls: list[PlacedCall], markers: CallMarkers
 ) -> None:
-    assume(not holds_call(text, TOOLS, markers))
+    assume(not has_call_to_tools(text, TOOLS, markers))
     calls = sorted((one for one in calls if one.offset <= len(text)), key=lambda one: one.offset)
     try:
         spliced = splice(text, calls, markers)
     except SpliceError:
         return
-    if take_out(spliced, TOOLS, markers) == text:  # what C* asks of each of its texts
-        assert placed_calls(spliced, TOOLS, markers) == calls
+    if remove_calls(spliced, TOOLS, markers) == text:  # what C* asks of each of its texts
+        assert parse_placed_calls(spliced, TOOLS, markers) == calls
 
 
 @given(TEXTS, st.lists(CALLS, max_size=4, unique_by=lambda one: one.offset))
 def test_calls_without_the_signs_of_markers_are_always_taken_out_whole(text: str, calls: list[PlacedCall]) -> None:
-    assume(not holds_call(text, TOOLS, SPECIAL))
+    assume(not has_call_to_tools(text, TOOLS, SPECIAL))
     calls = [one for one in calls if one.offset <= len(text)]
-    assert take_out(splice(text, calls, SPECIAL), TOOLS, SPECIAL) == text
+    assert remove_calls(splice(text, calls, SPECIAL), TOOLS, SPECIAL) == text
 
 
 @given(st.lists(CALLS, min_size=1, max_size=3), MARKERS)
 def test_the_paper_s_form_becomes_another_one(calls: list[PlacedCall], markers: CallMarkers) -> None:
     chain = "".join(format_call(one.call, one.result) for one in calls)
-    assert rewrite_markers(chain, markers) == "".join(format_call(one.call, one.result, markers) for one in calls)
+    assert replace_paper_markers(chain, markers) == "".join(format_call(one.call, one.result, markers) for one in calls)
     asked = format_call(calls[0].call)
-    assert rewrite_markers(asked, markers) == format_call(calls[0].call, None, markers)
+    assert replace_paper_markers(asked, markers) == format_call(calls[0].call, None, markers)
 
 
 @given(TEXTS | HOSTILE)
 def test_in_the_paper_s_markers_nothing_changes(text: str) -> None:
-    assert rewrite_markers(text, PAPER_MARKERS) == text == to_paper_form(text, PAPER_MARKERS)
+    assert replace_paper_markers(text, PAPER_MARKERS) == text == restore_paper_markers(text, PAPER_MARKERS)
 
 
 @given(CALLS, MARKERS, st.booleans())
 def test_what_is_sampled_is_read_in_the_paper_s_form(one: PlacedCall, markers: CallMarkers, answered: bool) -> None:
     written = format_call(one.call, one.result if answered else None, markers)
-    assume(take_out(f"{written}", TOOLS, markers) == "")
-    body = to_paper_form(written[len(markers.begin) : -len(markers.end)], markers)
+    assume(remove_calls(f"{written}", TOOLS, markers) == "")
+    body = restore_paper_markers(written[len(markers.begin) : -len(markers.end)], markers)
     if not answered:
-        assume(fault(one.call, markers) is None)
+        assume(find_call_fault(one.call, markers) is None)
         assert body == f"{one.call.tool}({one.call.input})"
     else:
-        asked = body[: find_behind_input("->", body)].rstrip()
-        assert asked == f"{one.call.tool}({one.call.input})" or fault(one.call, markers) is not None
+        asked = body[: find_text_after_input("->", body)].rstrip()
+        assert asked == f"{one.call.tool}({one.call.input})" or find_call_fault(one.call, markers) is not None
 
 
 @pytest.mark.parametrize(
@@ -110,25 +110,25 @@ def test_what_is_sampled_is_read_in_the_paper_s_form(one: PlacedCall, markers: C
 )
 def test_a_sample_that_cannot_stand_in_a_table_has_the_paper_s_reasons(body: str, reason: str) -> None:
     with pytest.raises(MalformedCall) as caught:
-        parse_call(to_paper_form(body, SPECIAL))
+        parse_call(restore_paper_markers(body, SPECIAL))
     assert caught.value.reason == reason
 
 
 def test_strings_of_named_arguments_hold_any_marker() -> None:
     asked = 'Weather(city="<tool_call>QA(1)<tool_response></tool_call>")'
-    assert parse_call(to_paper_form(asked, SPECIAL)).input == asked[8:-1]
-    [placed] = placed_calls(f"a<tool_call>{asked}<tool_response>5</tool_call> b", ["Weather", "QA"], SPECIAL)
+    assert parse_call(restore_paper_markers(asked, SPECIAL)).input == asked[8:-1]
+    [placed] = parse_placed_calls(f"a<tool_call>{asked}<tool_response>5</tool_call> b", ["Weather", "QA"], SPECIAL)
     assert placed == PlacedCall(1, Call("Weather", asked[8:-1]), "5")
 
 
 @given(CALLS, MARKERS)
 def test_markers_are_found_where_they_stand(one: PlacedCall, markers: CallMarkers) -> None:
     written = format_call(one.call, one.result, markers)
-    assume(take_out(written, TOOLS, markers) == "" and fault(one.call, markers) is None)
+    assume(remove_calls(written, TOOLS, markers) == "" and find_call_fault(one.call, markers) is None)
     inner = len(markers.begin) + len(f"{one.call.tool}({one.call.input})")
     expected = [(markers.begin, 0), (markers.arrow, inner), (markers.end, len(written) - len(markers.end))]
-    assert list(iter_marker_places(written, markers)) == expected
-    assert list(iter_marker_places(f"so {written[: len(markers.begin)]} b", markers)) == []
+    assert list(iter_marker_offsets(written, markers)) == expected
+    assert list(iter_marker_offsets(f"so {written[: len(markers.begin)]} b", markers)) == []
 
 
 @pytest.mark.parametrize("key", ["calculator", "calendar", "wiki_search", "question_answering", "machine_translation"])
@@ -136,7 +136,7 @@ def test_markers_are_found_where_they_stand(one: PlacedCall, markers: CallMarker
 def test_every_call_of_a_prompt_is_written_in_the_markers_and_nothing_else(key: str, markers: CallMarkers) -> None:
     prompt = load_tool(key, {}).prompt
     name = load_tool(key, {}).name
-    written = rewrite_markers(prompt, markers)
+    written = replace_paper_markers(prompt, markers)
     calls = len(re.findall(rf"\[{name}\(", prompt))
     assert calls > 3 and written.count(f"{markers.begin.strip()}{name}(") == calls
     begun = re.sub(rf"{re.escape(markers.begin.strip())}(?={name}\()", "[", written)

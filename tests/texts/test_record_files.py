@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from toolformer_dag.texts import record_files
 from toolformer_dag.texts.columns import Rejection
-from toolformer_dag.texts.record_files import NumberedRecord, file_records
+from toolformer_dag.texts.record_files import NumberedRecord, iter_file_records
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
@@ -27,7 +27,7 @@ RECORDS = st.lists(st.dictionaries(TEXT, VALUES, min_size=1, max_size=3), min_si
 
 def values(file: Path) -> list[Any]:
     """The values of the records of a file, which holds nothing else."""
-    records = list(file_records(file))
+    records = list(iter_file_records(file))
     assert all(isinstance(record, NumberedRecord) for record in records)
     assert [record.number for record in records if isinstance(record, NumberedRecord)] == [*range(1, len(records) + 1)]
     return [record.value for record in records if isinstance(record, NumberedRecord)]
@@ -63,7 +63,7 @@ def test_nothing_that_json_or_python_writes_is_lost(tmp_path: Path) -> None:
         b'\xef\xbb\xbf{"a": 12345678901234567890123}\n\n{"a": NaN}\n'
         b'{"a": "\\ud83d"}\n{"a": "\\ud83d\\ude00"}\r\nnull\n[1]\n'
     )
-    read = [record for record in file_records(tmp_path / "a.jsonl") if isinstance(record, NumberedRecord)]
+    read = [record for record in iter_file_records(tmp_path / "a.jsonl") if isinstance(record, NumberedRecord)]
     assert [record.number for record in read] == [1, 3, 4, 5, 6, 7]
     first, not_a_number, half, whole, nothing, listed = (record.value for record in read)
     assert first["a"] == 12345678901234567890123
@@ -74,11 +74,11 @@ def test_nothing_that_json_or_python_writes_is_lost(tmp_path: Path) -> None:
 def test_a_line_that_is_no_json_is_named_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_files, "LONGEST_LINE", 100)
+    monkeypatch.setattr(record_files, "MAX_LINE_BYTES", 100)
     lines = [b'{"a": 1}', b"{broken", b"\xff\xff", b'{"a": "' + b"7" * 200 + b'"}', b"[" * 90, b'{"a": 2}']
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
-    read = list(file_records(tmp_path / "a.jsonl"))
-    rejected = [(one.line, one.reason) for one in read if isinstance(one, Rejection)]
+    read = list(iter_file_records(tmp_path / "a.jsonl"))
+    rejected = [(one.line_number, one.reason) for one in read if isinstance(one, Rejection)]
     assert rejected == [(2, "not_json"), (3, "not_utf8"), (4, "line_too_long"), (5, "not_json")]
     assert [one.number for one in read if isinstance(one, NumberedRecord)] == [1, 6]
 
@@ -99,18 +99,18 @@ def test_a_line_that_is_no_json_is_named_and_the_others_are_read(
 def test_a_file_of_which_nothing_may_be_used_says_why(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ShardFault) as fault:
-        list(file_records(tmp_path / name))
+        list(iter_file_records(tmp_path / name))
     assert fault.value.reason == reason
 
 
 def test_a_document_that_is_too_large_is_refused_and_lines_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_files, "LARGEST_DOCUMENT", 1000)
+    monkeypatch.setattr(record_files, "MAX_DOCUMENT_BYTES", 1000)
     monkeypatch.setattr("toolformer_dag.texts.compression.BLOCK_BYTES", 500)
     (tmp_path / "a.json").write_text(json.dumps([{"a": n} for n in range(1000)], indent=1))
     with pytest.raises(ShardFault, match="record per line"):
-        list(file_records(tmp_path / "a.json"))
+        list(iter_file_records(tmp_path / "a.json"))
     (tmp_path / "a.jsonl").write_text("".join(f'{{"a": {n}}}\n' for n in range(1000)))
     assert values(tmp_path / "a.jsonl") == [{"a": n} for n in range(1000)]
 
@@ -118,4 +118,4 @@ def test_a_document_that_is_too_large_is_refused_and_lines_are_not(
 def test_a_file_that_cannot_be_read_may_be_another_time(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.jsonl", tmp_path):
         with pytest.raises(ShardError):
-            list(file_records(path))
+            list(iter_file_records(path))

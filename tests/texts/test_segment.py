@@ -8,7 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests.cuts import characters, fitting, words
-from toolformer_dag.texts.segments import Piece, Segment, TokenCounter, pieces
+from toolformer_dag.texts.segments import Piece, Segment, TokenCounter, iter_pieces
 
 
 def quarrelsome(texts: Sequence[str]) -> list[int]:
@@ -26,7 +26,7 @@ TEXTS = st.text() | st.lists(
 @example("one two\nthree", 2, words)
 def test_segments_fit_and_cover_the_document_without_cutting_a_word(text: str, limit: int, count: TokenCounter) -> None:
     at = 0
-    for piece in pieces(text, limit, count):
+    for piece in iter_pieces(text, limit, count):
         start = at
         at = piece.end
         assert text[start : piece.start].strip() == ""
@@ -34,12 +34,12 @@ def test_segments_fit_and_cover_the_document_without_cutting_a_word(text: str, l
         assert at == len(text) or text[at].isspace() or text[at - 1] in "。！？"
         whole = text[piece.start : at]
         assert whole == whole.strip() != ""
-        assert count([whole])[0] <= limit if piece.tokens <= limit else not re.search(r"\s", whole)
+        assert count([whole])[0] <= limit if piece.token_count <= limit else not re.search(r"\s", whole)
     assert text[at:].strip() == ""
     found = fitting(text, limit, count)
     assert [segment.index for segment in found] == list(range(len(found)))
     assert [segment.offset for segment in found] == [
-        piece.start for piece in pieces(text, limit, count) if piece.tokens <= limit
+        piece.start for piece in iter_pieces(text, limit, count) if piece.token_count <= limit
     ]
     for segment in found:
         assert text[segment.offset :].startswith(segment.text)
@@ -75,12 +75,12 @@ def spaced(texts: Sequence[str]) -> list[int]:
 def test_only_single_words_are_unfit(text: str, limit: int, count: TokenCounter) -> None:
     alone = re.split(r"\s+|(?<=[。！？])", text)
     assume(all(tokens <= limit for tokens in count(list(filter(None, alone)))))
-    assert all(piece.tokens <= limit for piece in pieces(text, limit, count))
+    assert all(piece.token_count <= limit for piece in iter_pieces(text, limit, count))
 
 
 def test_a_word_that_does_not_fit_is_a_named_range_and_the_rest_stays() -> None:
     text = "ab " + "c" * 50 + " de"
-    assert list(pieces(text, 10, characters)) == [Piece(0, 2, 2), Piece(3, 53, 50), Piece(54, 56, 2)]
+    assert list(iter_pieces(text, 10, characters)) == [Piece(0, 2, 2), Piece(3, 53, 50), Piece(54, 56, 2)]
     assert fitting(text, 10, characters) == [Segment(0, 0, "ab"), Segment(1, 54, "de")]
 
 

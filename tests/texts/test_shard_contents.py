@@ -91,7 +91,7 @@ def obviously(content: bytes) -> tuple[list[tuple[str, str]], dict[int, str]]:
 
 def read(path: Path, choice: FormatChoice = CHOICE) -> tuple[list[Document], dict[int, str]]:
     items = list(read_documents(path, "s", choice))
-    rejected = {item.line: item.reason for item in items if isinstance(item, Rejection)}
+    rejected = {item.line_number: item.reason for item in items if isinstance(item, Rejection)}
     return [item for item in items if isinstance(item, Document)], rejected
 
 
@@ -103,7 +103,9 @@ def test_lines_are_read_as_json_reads_them(tmp_path_factory: pytest.TempPathFact
     content = ending.join(lines) + (ending if last else b"")
     path.write_bytes(content or b"\n")
     documents, refused = read(path)
-    if not any(isinstance(one := json_lines._parsed(line), dict) and "text" in one for line in content.split(b"\n")):
+    if not any(
+        isinstance(one := json_lines._parse_json_line(line), dict) and "text" in one for line in content.split(b"\n")
+    ):
         assert not documents  # the whole shard, or every line, is refused
         return
     expected, reasons = obviously(content.removeprefix(b"\xef\xbb\xbf"))
@@ -209,7 +211,7 @@ def test_bytes_that_are_not_utf_8_inside_structs_and_lists_are_counted_too(tmp_p
     for fields in ((), (("url", "links.0"),)):
         [batch] = iter_shard_batches(tmp_path / "x.parquet", FormatChoice("datatrove", fields))
         assert batch.frame["url"].to_list() == ["one", "", "three"]
-        assert any("not UTF-8" in told for told in batch.ignored)
+        assert any("not UTF-8" in told for told in batch.ignored_value_counts)
     for place in ("metadata.url", "links.0"):
         documents, refused = read(tmp_path / "x.parquet", FormatChoice("plain", (("text", place),)))
         assert ([one.text for one in documents], refused) == (["one", "three"], {2: "not_utf8"})
@@ -263,7 +265,7 @@ def test_days_after_the_year_9999_cost_no_row(tmp_path: Path, kind: pa.DataType)
     pq.write_table(table.append_column("url", days), tmp_path / "x.parquet")
     [batch] = iter_shard_batches(tmp_path / "x.parquet", FormatChoice("auto", (("date", "url"),)))
     assert [day and day.year for day in batch.frame["date"]] == [1970, None, 1970]
-    assert sum(batch.ignored.values()) >= 3
+    assert sum(batch.ignored_value_counts.values()) >= 3
 
 
 def test_dates_of_any_column_type_are_read(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def write(path: Path, lines: Iterable[bytes]) -> Path:
 
 def read(path: Path | str) -> tuple[list[Document], list[tuple[int, str]]]:
     items = list(read_documents(path, "a"))
-    rejected = [(item.line, item.reason) for item in items if isinstance(item, Rejection)]
+    rejected = [(item.line_number, item.reason) for item in items if isinstance(item, Rejection)]
     return [item for item in items if isinstance(item, Document)], rejected
 
 
@@ -152,7 +152,7 @@ def test_a_shard_gives_its_documents_and_names_the_rest(tmp_path: Path, case: st
 def test_a_file_that_is_no_json_lines_is_one_fault_with_a_remedy(tmp_path: Path, content: bytes, remedy: str) -> None:
     (tmp_path / "x.json").write_bytes(content)
     [fault] = read_documents(tmp_path / "x.json", "a")
-    assert isinstance(fault, Rejection) and (fault.line, fault.reason) == (0, "not_json_lines")
+    assert isinstance(fault, Rejection) and (fault.line_number, fault.reason) == (0, "not_json_lines")
     assert remedy in fault.detail
 
 

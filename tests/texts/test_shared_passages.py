@@ -6,14 +6,14 @@ import unicodedata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.shared_passages import FEWEST_WORDS, PASSAGE_WORDS, SharedPassages
+from toolformer_dag.texts.shared_passages import MIN_PASSAGE_WORDS, PASSAGE_WORDS, SharedPassages
 
 QUESTION = "how many apples did Ada have after she gave Bo five of her twelve red apples in the end"
 WORDS = QUESTION.split()
 
 
 def found(texts: list[str], others: list[str]) -> list[tuple[int, int]]:
-    return SharedPassages(texts).find_pairs_in(others).rows()
+    return SharedPassages(texts).find_shared_pairs(others).rows()
 
 
 def words_of(text: str) -> list[str]:
@@ -25,7 +25,7 @@ def slowly(texts: list[str], others: list[str]) -> list[tuple[int, int]]:
     for number, text in enumerate(texts):
         words = words_of(text)
         n = min(len(words), PASSAGE_WORDS)
-        passages = {tuple(words[at : at + n]) for at in range(len(words) - n + 1)} if n >= FEWEST_WORDS else set()
+        passages = {tuple(words[at : at + n]) for at in range(len(words) - n + 1)} if n >= MIN_PASSAGE_WORDS else set()
         for place, other in enumerate(others):
             there = words_of(other)
             if any(tuple(there[at : at + n]) in passages for at in range(len(there) - n + 1)):
@@ -49,7 +49,7 @@ def test_a_short_text_is_found_as_a_whole_and_a_shorter_one_never() -> None:
     eight = " ".join(WORDS[:8])
     seven = " ".join(WORDS[:7])
     assert found([eight, seven], [f"So {eight} then", f"So {seven} then"]) == [(0, 0)]
-    assert SharedPassages([eight, seven, ""]).words == [8, 7, 0]
+    assert SharedPassages([eight, seven, ""]).word_counts == [8, 7, 0]
 
 
 TEXT = st.lists(st.sampled_from(["a", "b", "c", "Ünïcode", "7", "ﬁ"]), max_size=24).map(" ".join)

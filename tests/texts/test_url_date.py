@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.document import MONTHS, find_date_in_url
+from toolformer_dag.texts.document import MONTH_ABBREVIATIONS, find_date_in_url
 
 TODAY = date(2026, 11, 20)
 NINTH_OF_MARCH = date(2017, 3, 9)
@@ -69,7 +69,7 @@ def test_every_day_is_read_until_today_and_none_after_it(day: date, form: str) -
 
 @given(DATES)
 def test_months_by_name(day: date) -> None:
-    url = f"https://example.org/{day.year}/{MONTHS[day.month - 1]}/{day.day}/"
+    url = f"https://example.org/{day.year}/{MONTH_ABBREVIATIONS[day.month - 1]}/{day.day}/"
     assert find_date_in_url(url, TODAY) == day
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.evaluation.paper_tables import FIGURES
+from toolformer_dag.evaluation.paper_tables import PAPER_FIGURES
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.texts.calls import Call, parse_call, placed_calls, splice, take_out
+from toolformer_dag.texts.calls import Call, parse_call, parse_placed_calls, remove_calls, splice
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.prompts import ToolError
-from toolformer_dag.tools.registry import list_built_in_tools, load_tool
+from toolformer_dag.tools.registry import list_built_in_tool_names, load_tool
 from toolformer_dag.tools.tool import ToolCall, ToolDefaults, ToolResult, unquote
 
 RARE = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
@@ -62,7 +62,7 @@ def test_the_papers_profiles_have_every_word_of_its_prompts(
     appendix: list[str], profile: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sections = load_settings(profile=profile, environment={}).tools
-    loaded = {key: load_tool(key, section.options()) for key, section in sections.items()}
+    loaded = {key: load_tool(key, section.get_tool_options()) for key, section in sections.items()}
     order = ("question_answering", "calculator", "wiki_search", "machine_translation", "calendar")
     assert ["".join(loaded[key].prompt.split()) for key in order] == appendix
     assert not caplog.messages  # two of them change the text; the page of decisions says so, not every command
@@ -80,7 +80,7 @@ def test_a_mistyped_option_is_refused(key: str) -> None:
 
 
 NAMES = ("QA", "Calculator", "MT", "WikiSearch", "Calendar")
-KEYS = {load_tool(key, {}).name: key for key in list_built_in_tools() if key != "mcp"}
+KEYS = {load_tool(key, {}).name: key for key in list_built_in_tool_names() if key != "mcp"}
 FIGURE_1 = [
     (
         "The New England Journal of Medicine is a registered trademark of",
@@ -116,9 +116,9 @@ def asked(key: str, input: str, context: str = "", **options: object) -> str | N
 @pytest.mark.parametrize(("before", "call", "result", "after"), FIGURE_1, ids=[call.tool for _, call, _, _ in FIGURE_1])
 def test_figure_1_is_written_as_in_the_paper_and_read_back(before: str, call: Call, result: str, after: str) -> None:
     text = f"{before} [{call.tool}({call.input}) -> {result}]{after}"
-    [placed] = placed_calls(text, NAMES)
+    [placed] = parse_placed_calls(text, NAMES)
     assert (placed.call, placed.result, placed.offset) == (call, result, len(before))
-    plain = take_out(text, NAMES)
+    plain = remove_calls(text, NAMES)
     assert plain == before + after and splice(plain, [placed]) == text
     assert unquote(call.input) == call.input.strip("“”")
 
@@ -133,7 +133,7 @@ def test_table_1(tmp_path: Path) -> None:
     assert found == f"Spin fishing > {FISHING}"
 
 
-@pytest.mark.parametrize("example", FIGURES["example"], ids=lambda example: example["call"][:30])
+@pytest.mark.parametrize("example", PAPER_FIGURES["example"], ids=lambda example: example["call"][:30])
 def test_the_calls_of_table_10_have_their_results(example: dict[str, str]) -> None:
     written, _, result = example["call"].partition(" -> ")
     call = parse_call(written)

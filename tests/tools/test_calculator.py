@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.tools.built_in.calculator import NoResult, evaluate
+from toolformer_dag.tools.built_in.calculator import NoResult, evaluate_expression
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
@@ -34,7 +34,7 @@ def test_a_call_that_computes_nothing_is_kept_out(input: str, reason: str | None
 
 def outcome(expression: str) -> str:
     try:
-        return evaluate(expression)
+        return evaluate_expression(expression)
     except NoResult as none:
         assert none.reason in REASONS
         return none.reason
@@ -67,7 +67,7 @@ def rounded(value: Fraction) -> str:
     ],
 )  # fmt: skip
 def test_results(expression: str, result: str) -> None:
-    assert evaluate(expression) == result
+    assert evaluate_expression(expression) == result
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_results(expression: str, result: str) -> None:
 )  # fmt: skip
 def test_no_result_and_why(expression: str, reason: str) -> None:
     with pytest.raises(NoResult) as none:
-        evaluate(expression)
+        evaluate_expression(expression)
     assert none.value.reason == reason
 
 
@@ -188,8 +188,8 @@ def test_any_text_gives_a_result_or_a_reason(text: str) -> None:
 
 @given(st.fractions(-(10**15), 10**15, max_denominator=10**6))
 def test_results_are_read_again_as_themselves(value: Fraction) -> None:
-    once = evaluate(f"{value.numerator} / {value.denominator}")
-    assert evaluate(once) == once == rounded(value)
+    once = evaluate_expression(f"{value.numerator} / {value.denominator}")
+    assert evaluate_expression(once) == once == rounded(value)
     assert once != "-0" and abs(Fraction(once) - value) <= Fraction(1, 200)
 
 

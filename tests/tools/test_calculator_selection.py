@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 
 from tests.texts.reading import read_documents
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.calculator_selection import MAX_PAIRS, WINDOW, find_selection_rule, holds_operation
+from toolformer_dag.tools.calculator_selection import (
+    MAX_NUMBER_PAIRS,
+    WINDOW_TOKENS,
+    find_selection_rule,
+    has_operation_with_result,
+)
 from toolformer_dag.tools.registry import load_tool
-from toolformer_dag.tools.text_numbers import IDENTIFIER, UNIT, numbers
+from toolformer_dag.tools.text_numbers import IDENTIFIER_PATTERN, UNITS_PER_ONE, find_numbers
 from toolformer_dag.tools.tool import OverBudget
 
 UNLUCKY = "no text of the hundredth part picked by its hash "
@@ -43,7 +48,9 @@ def document(text: str) -> Document:
     ],
 )  # fmt: skip
 def test_numbers(text: str, values: list[float]) -> None:
-    assert [Fraction(number.value, UNIT) for number in numbers(text)] == [Fraction(repr(value)) for value in values]
+    assert [Fraction(number.value_in_units, UNITS_PER_ONE) for number in find_numbers(text)] == [
+        Fraction(repr(value)) for value in values
+    ]
 
 
 def near(a: Fraction, result: Fraction) -> bool:
@@ -54,10 +61,10 @@ def near(a: Fraction, result: Fraction) -> bool:
 
 def slowly(words: list[str]) -> bool:
     """Every triple of numbers in every order, on words that are one token each; no part of an account number counts."""
-    words = IDENTIFIER.sub(lambda found: " ".join("w" for _ in found[0].split()), " ".join(words)).split()
+    words = IDENTIFIER_PATTERN.sub(lambda found: " ".join("w" for _ in found[0].split()), " ".join(words)).split()
     found = [(at, Fraction(word)) for at, word in enumerate(words) if word != "w"]
     for triple in combinations(found, 3):
-        if triple[2][0] - triple[0][0] >= WINDOW:
+        if triple[2][0] - triple[0][0] >= WINDOW_TOKENS:
             continue
         for (_, a), (_, b), (_, c) in permutations(triple):
             if any(near(c, result) for result in (a + b, a - b, a * b)) or (b and near(c, a / b)):
@@ -100,7 +107,7 @@ FILLERS = st.sampled_from([0, 0, 1, 3, 30, 48, 49, 50, 51, 97, 98, 99, 100, 250]
 )
 def test_an_operation_within_a_hundred_tokens(words: list[str]) -> None:
     text = " ".join(words)
-    assert holds_operation(text, numbers(text)) == slowly(words)
+    assert has_operation_with_result(text, find_numbers(text)) == slowly(words)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +170,9 @@ def test_a_segment_is_picked_with_its_document() -> None:
 
 def test_a_text_of_nothing_but_unrelated_numbers_is_read_in_one_pass() -> None:
     text = " ".join(str(100_003 + 7919 * n * n) for n in range(1500))
-    found = numbers(text)
-    assert len(found) == 1500 and not holds_operation(text, found)
-    assert holds_operation(text + " 18 12 30", numbers(text + " 18 12 30"))
+    found = find_numbers(text)
+    assert len(found) == 1500 and not has_operation_with_result(text, found)
+    assert has_operation_with_result(text + " 18 12 30", find_numbers(text + " 18 12 30"))
 
 
 def unrelated(count: int) -> str:
@@ -175,10 +182,10 @@ def unrelated(count: int) -> str:
 
 
 def test_a_text_that_costs_more_pairs_than_the_budget_is_given_up() -> None:
-    rows = MAX_PAIRS // (WINDOW - 1)
+    rows = MAX_NUMBER_PAIRS // (WINDOW_TOKENS - 1)
     assert find_selection_rule(unrelated(rows), UNLUCKY) is None
     with pytest.raises(OverBudget):
-        find_selection_rule(unrelated(rows + WINDOW), UNLUCKY)
+        find_selection_rule(unrelated(rows + WINDOW_TOKENS), UNLUCKY)
 
 
 def test_no_segment_of_a_real_document_meets_a_rule_that_the_document_does_not(shared: Path) -> None:

@@ -12,15 +12,15 @@ from llguidance import LLMatcher
 from tests.command_line import cli
 from tests.conftest import make_tiny_tokenizer
 from tests.tiny_models import tokenizer_of
-from toolformer_dag.cli.servers_command import _print_server
+from toolformer_dag.cli.servers_command import _print_server_tools
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import build_definitions
-from toolformer_dag.exports.structured_forms import chat_form, functions_form
+from toolformer_dag.exports.structured_forms import build_chat_form, build_functions_form
 from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.model.encoding import Encoding
-from toolformer_dag.settings.servers import LISTING, _warn_once
+from toolformer_dag.settings.servers import LISTING_FILE_NAME, _warn_once
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.texts.calls import Call, build_call_grammar, fault, format_call
+from toolformer_dag.texts.calls import Call, build_call_grammar, find_call_fault, format_call
 from toolformer_dag.tools.prompts import ToolError, check_prompt
 from toolformer_dag.tools.registry import load_enabled_tools
 from toolformer_dag.tools.routing import Router
@@ -41,7 +41,7 @@ OWN = "[tools.tool]\nexamples = ['It is [Tool(a=\"]\")] three.', 'So [Tool(a=\"-
 
 
 def settings_with(folder: Path, tools: list[dict[str, Any]], own: str = OWN) -> Path:
-    (folder / LISTING).write_text(json.dumps({"office": tools}))
+    (folder / LISTING_FILE_NAME).write_text(json.dumps({"office": tools}))
     file = folder / "toolformer.toml"
     file.write_text(f'[servers.office]\nurl = "http://localhost/mcp"\n{own}')
     return file
@@ -68,7 +68,7 @@ def test_a_description_stays_a_line_of_the_prompt_and_changes_no_example(tmp_pat
     instruction, *examples = tool.prompt.splitlines()
     assert examples == plain.prompt.splitlines()[1:] and len(examples) == 4
     assert len(instruction) < 1200 and instruction.isprintable()
-    assert [given for given, _ in check_prompt(tool.prompt, "Tool", "", schema=tool.schema)] == [
+    assert [given for given, _ in check_prompt(tool.prompt, "Tool", "", schema=tool.arguments_schema)] == [
         "It is three.",
         "So it is.",
     ]
@@ -83,12 +83,12 @@ def test_the_command_that_prints_a_prompt_prints_that(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_routing_and_the_grammar_know_only_words_and_names(tmp_path: Path, kind: str) -> None:
     tool = described(tmp_path, kind)
-    assert set(Router([tool]).top("three " + HOSTILE[kind][:500].replace("\ud800", ""), 3)) == {"tool"}
-    assert tool.schema is not None
+    assert set(Router([tool]).rank_tools("three " + HOSTILE[kind][:500].replace("\ud800", ""), 3)) == {"tool"}
+    assert tool.arguments_schema is not None
     tokenizer = tokenizer_of("bytes")
     table = llguidance.hf.from_tokenizer(tokenizer, n_vocab=257)
     for body, written in (('Tool(a="]", größe=2) ->', True), ("Tool(größe=2) ->", False), ('Other(a="x") ->', False)):
-        matcher = LLMatcher(table, build_call_grammar(["Tool"], {"Tool": tool.schema}))
+        matcher = LLMatcher(table, build_call_grammar(["Tool"], {"Tool": tool.arguments_schema}))
         assert not matcher.get_error()
         assert matcher.consume_tokens(tokenizer(body, add_special_tokens=False).input_ids) is written
         matcher.get_error()
@@ -98,13 +98,16 @@ def test_exports_hold_descriptions_as_json_and_definitions_load(tmp_path: Path) 
     kinds = [kind for kind in HOSTILE if kind != "nothing"]
     tools = [listed(f"tool_{kind}", HOSTILE[kind]) for kind in kinds]
     own = [OWN.replace("tools.tool", f"tools.tool_{kind}").replace("Tool(", f"Tool{kind.title()}(") for kind in kinds]
-    plan = Plan.of(load_settings(settings_with(tmp_path, tools, "".join(own))))
+    plan = Plan.from_settings(load_settings(settings_with(tmp_path, tools, "".join(own))))
     losses = {"delta": 1.0, "loss_empty": 2.0, "loss_call": 2.5, "loss_result": 1.0}
     call = ScoredCall("tool_lines", "ToolLines", "one", 0, 2, 0, 2, 'a="]"', "3", **losses)
     whole = format_call(Call("ToolLines", 'a="]"'), "3")
     text = CorpusText("d", 0, "one", None, "train", f"It{whole} is three.", "It is three.", (call,), ())
-    for form in (functions_form(plan.lanes), chat_form(plan.lanes, Encoding(make_tiny_tokenizer(True, False)))):
-        [row] = form.rows(text)
+    for form in (
+        build_functions_form(plan.lanes),
+        build_chat_form(plan.lanes, Encoding(make_tiny_tokenizer(True, False))),
+    ):
+        [row] = form.iter_rows(text)
         told = [one.get("function", one)["description"] for one in json.loads(row["tools"])]
         assert len(told) == len(kinds)
         assert all(one.isprintable() and len(one) <= 300 for one in told)
@@ -160,11 +163,13 @@ def test_long_values_stand_in_the_schema_and_not_in_the_prompt(tmp_path: Path) -
 def test_names_are_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     odd = listed("a\x1b[31m\x07b\n  good: good()")
     gone = listed("old\x1b[2J\nx")
-    _print_server("office", [{**odd, "fault": "it is\x1b[31m\nnone"}], [gone])
+    _print_server_tools("office", [{**odd, "fault": "it is\x1b[31m\nnone"}], [gone])
     shown = capsys.readouterr().out
     assert shown.count("\n") == 3
     assert "\x1b" not in shown and "\x07" not in shown and "none" in shown and "gone" in shown
 
 
 def test_a_name_with_an_arrow_is_no_name() -> None:
-    assert [fault(Call(name, "")) for name in ("a->b", "a b", "a[b", "shop.paint")] == ["bad_name"] * 3 + [None]
+    assert [find_call_fault(Call(name, "")) for name in ("a->b", "a b", "a[b", "shop.paint")] == ["bad_name"] * 3 + [
+        None
+    ]

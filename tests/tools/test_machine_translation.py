@@ -9,7 +9,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from tests.tools.nllb_checkpoint import PAIRS, write_checkpoint
 from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.tools.language_identifier import Identifier, IdentifierError, choose_identifier_file, to_flores_code
+from toolformer_dag.tools.language_identifier import Identifier, IdentifierError, get_identifier_path, to_flores_code
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
@@ -94,23 +94,23 @@ def test_every_derived_code_is_one_of_nllb_or_refused_by_its_tokenizer() -> None
 
 
 def test_identification_reads_what_fasttext_refuses() -> None:
-    found = Identifier(None).identify(["Der kleine Hund\nschläft heute auf dem Sofa.", ""])
+    found = Identifier(None).identify_languages(["Der kleine Hund\nschläft heute auf dem Sofa.", ""])
     assert found[0].label == "de"
     assert 0.8 < found[0].confidence <= 1.01
-    assert Identifier(None).identify([]) == []
+    assert Identifier(None).identify_languages([]) == []
 
 
 def test_a_file_that_is_no_identifier_is_named(tmp_path: Path) -> None:
     (tmp_path / "lid.bin").write_bytes(b"nothing")
     with pytest.raises(IdentifierError, match=r"lid\.bin"):
-        Identifier(tmp_path / "lid.bin").identify(["a"])
+        Identifier(tmp_path / "lid.bin").identify_languages(["a"])
     with pytest.raises(IdentifierError, match=r"gone\.bin"):
-        Identifier(tmp_path / "gone.bin").identity()
+        Identifier(tmp_path / "gone.bin").compute_file_hash()
 
 
 def test_identity_follows_weights_identifier_and_lengths_not_places(checkpoint: str, tmp_path: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "m")
-    (tmp_path / "lid.ftz").write_bytes(choose_identifier_file(None).read_bytes())
+    (tmp_path / "lid.ftz").write_bytes(get_identifier_path(None).read_bytes())
     here = load_tool("machine_translation", {"model": checkpoint}).identity()
     there = {"model": "m", "identifier": "lid.ftz", "device": "cpu"}
     assert load_tool("machine_translation", there, root=tmp_path).identity() == here

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.segments import Segment, paragraphs
-from toolformer_dag.tools.foreign_text import COMMON, iter_foreign_chunks, join_chunk, split_paragraph_into_chunks
+from toolformer_dag.texts.segments import Segment, split_into_paragraphs
+from toolformer_dag.tools.foreign_text import COMMON_WORDS, iter_foreign_chunks, join_chunk, split_paragraph_into_chunks
 from toolformer_dag.tools.language_identifier import Identifier
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool
@@ -67,10 +67,12 @@ def test_a_foreign_chunk_with_english_before_and_after_is_wanted(tool: Tool, tex
 
 def test_in_the_papers_profiles_english_stands_around_it_in_its_paragraph() -> None:
     section = load_settings(profile="gptj", environment={}).tools["machine_translation"]
-    paper, wide = (load_tool("machine_translation", options) for options in (section.options(), {}))
+    paper, wide = (load_tool("machine_translation", options) for options in (section.get_tool_options(), {}))
     assert (paper.by_paragraph, wide.by_paragraph) == (True, False)
     for text, expected in [(f"{BEFORE} {GERMAN} {AFTER}", 1), (f"{BEFORE}\n{GERMAN}\n{AFTER}", 0)]:
-        found = [one.text for one in paragraphs([Segment(0, 0, text)]) if paper.wants(one.text, document(text))]
+        found = [
+            one.text for one in split_into_paragraphs([Segment(0, 0, text)]) if paper.wants(one.text, document(text))
+        ]
         assert found == [text] * expected and wanted(wide, text)
     assert load_tool("machine_translation", {"english_around": "text"}).selection() == wide.selection()
 
@@ -100,8 +102,8 @@ def test_digits_addresses_and_marks_are_not_english(tool: Tool, beside: str) -> 
 def slow_foreign_chunks(text: str, identifier: Identifier) -> list[str]:
     """The rule as it is written down, every chunk asked; plainly English ones are not foreign, as in the fast path."""
     chunks = [chunk for paragraph in text.splitlines() for chunk in split_paragraph_into_chunks(paragraph)]
-    asked = [identifier.identify([join_chunk(chunk)])[0] for chunk in chunks]
-    plain = [len(COMMON & set(chunk)) >= 3 for chunk in chunks]
+    asked = [identifier.identify_languages([join_chunk(chunk)])[0] for chunk in chunks]
+    plain = [len(COMMON_WORDS & set(chunk)) >= 3 for chunk in chunks]
     english = [
         one.label == "en" and one.confidence >= 0.5 and any(map(str.isalpha, join_chunk(chunk)))
         for chunk, one in zip(chunks, asked, strict=True)

@@ -17,7 +17,7 @@ from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.arguments import find_schema_fault
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.mcp_options import McpOptions
-from toolformer_dag.tools.mcp_session import list_tools, open_session
+from toolformer_dag.tools.mcp_session import fetch_server_tools, open_session
 from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
@@ -43,7 +43,7 @@ def url() -> Iterator[str]:
 def listed() -> Mapping[str, Mapping[str, object]]:
     """The schemas of the server's tools, by name."""
     options = McpOptions(server="office", tool="", command=tuple(COMMAND))
-    return {tool.name: tool.input_schema for tool in list_tools(options)}
+    return {tool.name: tool.input_schema for tool in fetch_server_tools(options)}
 
 
 @pytest.fixture
@@ -95,7 +95,10 @@ PLAIN_OPTIONS = McpOptions(server="office", tool="weather", input_schema=CITY, c
 
 def outcomes(tool: Tool, *cities: str, limits: ToolLimits = LIMITS) -> list[str | None]:
     """What calls give; a city stands for its argument, and a text with `=` for itself."""
-    inputs = [text if "=" in text or not tool.schema.get("required") else f"city={json.dumps(text)}" for text in cities]
+    inputs = [
+        text if "=" in text or not tool.arguments_schema.get("required") else f"city={json.dumps(text)}"
+        for text in cities
+    ]
     results = run_calls(tool, [ToolCall(text) for text in inputs], limits)
     return [result.result if result.reason is None else result.reason for result in results]
 
@@ -258,7 +261,7 @@ def test_a_call_on_a_session_that_was_closed_is_asked_again() -> None:
     session = open_session("weather", PLAIN_OPTIONS)
     session.close()
     with pytest.raises(RetryableError):
-        session.call({"city": "Rome"})
+        session.call_tool({"city": "Rome"})
 
 
 def test_a_server_may_take_only_so_long_to_start(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +305,9 @@ def test_a_tool_against_the_protocol_is_left_out_by_name_and_the_others_work(
     assert outcomes(make(command=command), "Rome") == outcomes(make(command=PLAIN), "Rome")
     for named in ("'broken'", "7", "None"):
         assert f"the tool {named} breaks the protocol (name, inputSchema) and is left out" in caplog.messages
-    found = {tool.name: tool for tool in list_tools(McpOptions(server="office", tool="", command=tuple(command)))}
+    found = {
+        tool.name: tool for tool in fetch_server_tools(McpOptions(server="office", tool="", command=tuple(command)))
+    }
     faults = {name: find_schema_fault(tool.input_schema) for name, tool in found.items()}
     assert {name for name, fault in faults.items() if fault is None} == {"php", "cut", "weather", "forecast"}
     assert faults["listed"] == "its arguments are no object but array" and "required" in str(faults["required"])

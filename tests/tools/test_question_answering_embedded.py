@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall
-from toolformer_dag.tools.wording_reader import answer
+from toolformer_dag.tools.wording_reader import answer_question
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +24,12 @@ def test_a_namesake_is_no_answer() -> None:
     hugo = Passage("5", "Hugo Garwick", "", "The teacher of Hugo Garwick was Grace Torovic.")
     grace = Passage("6", "Grace Garwick", "", "Grace Garwick was taught by the teacher Gina Hartner.")
     for passages in ([hugo, grace], [grace, hugo]):
-        assert answer("Whose pupil was Grace Garwick?", passages) == "Gina Hartner"
+        assert answer_question("Whose pupil was Grace Garwick?", passages) == "Gina Hartner"
 
 
 @given(st.text(max_size=60), st.text(max_size=120), st.text(max_size=20))
 def test_any_text_is_read_without_an_exception_and_answers_stand_in_a_passage(a: str, b: str, c: str) -> None:
-    found = answer(a, [Passage("1", c, "", b)])
+    found = answer_question(a, [Passage("1", c, "", b)])
     assert found is None or found in b
 
 

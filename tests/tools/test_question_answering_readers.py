@@ -112,7 +112,7 @@ def test_a_finetuned_model_is_answered_by_the_reader_of_inference(seq2seq: str, 
 def test_a_long_input_loses_the_end_of_the_passages_not_the_question(seq2seq: str) -> None:
     reader = Seq2SeqReader(QuestionAnsweringOptions(model=seq2seq, max_input_tokens=24))
     long = Passage("1", "Joe Biden", "", "Joe Biden was born in Scranton . " * 50)
-    ids = reader.encode([format_reader_input(QUESTIONS[0], [long])]).input_ids
+    ids = reader.encode_texts([format_reader_input(QUESTIONS[0], [long])]).input_ids
     assert ids.shape == (1, 24)
     assert "where was joe biden born" in reader.tokenizer.decode(ids[0])
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.computing.plan import lanes
+from toolformer_dag.computing.plan import load_lanes
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.calls import parse_call
@@ -104,7 +104,7 @@ def test_a_class_beside_the_settings_becomes_a_tool(folder: Path, use: str) -> N
 
 def test_an_option_may_resemble_a_key_of_every_lane(folder: Path, use: str) -> None:
     (folder / "toolformer.toml").write_text(f'[tools.echo]\nuse = "{use}:Echo"\nlimit = 7\n')
-    (lane,) = lanes(load_settings(folder / "toolformer.toml", environment={}))
+    (lane,) = load_lanes(load_settings(folder / "toolformer.toml", environment={}))
     assert lane.tool.options.limit == 7
 
 
@@ -210,7 +210,7 @@ DOCUMENT = Document("0", "d", "https://x.org", "x.org", "", datetime.date(2020, 
 @pytest.fixture(scope="module")
 def converter() -> Tool:
     settings = load_settings(EXAMPLE / "toolformer.toml")
-    return load_tool("unit_converter", settings.tools["unit_converter"].options(), root=settings.root)
+    return load_tool("unit_converter", settings.tools["unit_converter"].get_tool_options(), root=settings.root)
 
 
 def test_results_and_reasons(converter: Tool) -> None:
@@ -270,7 +270,7 @@ def test_the_example_in_the_docstring_of_tool_runs_and_loads_as_it_stands(tmp_pa
     assert section is not None
     options = tomllib.loads(textwrap.dedent(section[0]))["tools"]["reverse"]
     reverse = load_tool("reverse", options, root=tmp_path)
-    assert reverse.about == "Spells a word backwards."
+    assert reverse.summary == "Spells a word backwards."
     for _, output in check_prompt(reverse.prompt, reverse.name, "the docstring"):
         body = output.partition("[")[2].partition("]")[0]
         (result,) = run_calls(reverse, [ToolCall(parse_call(body).input)], ToolLimits())

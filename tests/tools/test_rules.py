@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from toolformer_dag.texts.look_ahead import TextUnits
-from toolformer_dag.tools.built_in.calculator import evaluate
+from toolformer_dag.tools.built_in.calculator import evaluate_expression
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.rules.facts import propose_searches
-from toolformer_dag.tools.rules.glosses import glosses
+from toolformer_dag.tools.rules.glosses import propose_glosses
 from toolformer_dag.tools.rules.questions import propose_questions
 from toolformer_dag.tools.rules.sums import propose_sums
 from toolformer_dag.tools.tool import NoResult, ProposedCall
@@ -38,7 +38,7 @@ def by_hand(numbers: list[str], target: str) -> set[str]:
                 try:
                     left, sign, right = call.split()
                     value = EXACT[sign](Fraction(left), Fraction(right))
-                    if evaluate(call) == target and ("." in target or value.denominator == 1):
+                    if evaluate_expression(call) == target and ("." in target or value.denominator == 1):
                         found.add(call)
                 except (NoResult, ZeroDivisionError):
                     pass
@@ -91,8 +91,8 @@ def test_on_web_pages_years_times_versions_and_small_numbers_are_no_sums(text: s
 def test_a_sum_of_a_web_page_is_proposed_and_looks_at_no_operand_ahead() -> None:
     text = "The hall has 140 seats and the balcony 25, so 165 in all. Of these 40 are broken."
     assert sums(text, strict=True) == {"165": ["140 + 25"]}
-    units = TextUnits.of(text)
-    assert not any(units.ahead(one.offset, one.input) for one in propose_sums(text, strict=False))
+    units = TextUnits.from_text(text)
+    assert not any(units.list_units_ahead(one.offset, one.input) for one in propose_sums(text, strict=False))
 
 
 def test_questions_follow_from_a_name_at_the_beginning_and_not_from_the_answer() -> None:
@@ -107,7 +107,7 @@ def test_questions_follow_from_a_name_at_the_beginning_and_not_from_the_answer()
 
 def test_glosses_are_translated_inside_their_quotes() -> None:
     text = 'Her "la tortuga lenta" means "the slow turtle", and “Guten Tag” (“good day”) too; "a b" "c d" do not.'
-    found = list(glosses(text))
+    found = list(propose_glosses(text))
     assert [one.input for one in found] == ["la tortuga lenta", "Guten Tag"]
     assert [text[one.offset :].split()[0] for one in found] == ["the", "good"]
     english = 'The "slow turtle of the sea" means "an animal".'
@@ -149,6 +149,6 @@ def test_rules_stand_what_real_pages_hold() -> None:
 
     with gzip.open(PAGES, "rt", encoding="utf-8") as lines:
         texts = [json.loads(line)["raw_content"] for line, _ in zip(lines, range(60), strict=False)]
-    for rule in (propose_questions, glosses, propose_searches, lambda text: propose_sums(text, True)):
+    for rule in (propose_questions, propose_glosses, propose_searches, lambda text: propose_sums(text, True)):
         for text in texts:
             assert all(isinstance(one, ProposedCall) and 0 <= one.offset < len(text) for one in rule(text))

@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.texts.calls import Call, PlacedCall, splice, take_out
+from toolformer_dag.texts.calls import Call, PlacedCall, remove_calls, splice
 from toolformer_dag.tools.options import ToolOptions
-from toolformer_dag.tools.runner import FAILURES_IN_A_ROW, REASON_CHARACTERS, Runner, run_calls
+from toolformer_dag.tools.runner import MAX_CONSECUTIVE_LOST_CALLS, MAX_REASON_CHARACTERS, Runner, run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
 
 SOON = ToolLimits(timeout_s=0.2, retries=2, backoff_s=0.01)
@@ -153,22 +153,22 @@ def test_retries_are_bounded_and_a_tool_that_is_down_stops_the_run_with_its_own_
     assert down.batches == [["a"], ["down"]]
 
 
-@pytest.mark.parametrize("chunk", [1, FAILURES_IN_A_ROW])
+@pytest.mark.parametrize("chunk", [1, MAX_CONSECUTIVE_LOST_CALLS])
 def test_many_lost_calls_in_a_row_mean_the_tool_is_down(chunk: int) -> None:
     def answer(text: str) -> str:
         raise OSError(text)
 
     runner = Runner(Answering(answer), SOON)
-    inputs = [str(number) for number in range(FAILURES_IN_A_ROW)]
+    inputs = [str(number) for number in range(MAX_CONSECUTIVE_LOST_CALLS)]
     with pytest.raises(ToolDown, match=r"\[tools.echo\].*in a row.*OSError"):
         for at in range(0, len(inputs), chunk):
-            runner.run(calls_of(*inputs[at : at + chunk]))
+            runner.run_calls(calls_of(*inputs[at : at + chunk]))
 
 
 def test_answers_without_a_result_and_scattered_accidents_do_not_stop_the_lane() -> None:
     runner = Runner(Answering(), SOON)
     for _ in range(20):
-        assert outcomes(runner.run(calls_of("os", "refused"))) == ["lost:OSError", "refused"]
+        assert outcomes(runner.run_calls(calls_of("os", "refused"))) == ["lost:OSError", "refused"]
 
 
 @pytest.mark.parametrize("value", [None, [], "a", {}, {"a": 1}, [ToolResult("a")] * 2])
@@ -193,7 +193,7 @@ def test_a_tool_that_breaks_its_interface_is_told_so(value: object) -> None:
         (ToolResult(None, 3), "3"),
         (ToolResult(None, {"no": "reason"}), "no_reason"),
         (ToolResult(None, "\u202e\n"), "no_reason"),
-        (ToolResult(None, "x" * 10**6), "x" * REASON_CHARACTERS),
+        (ToolResult(None, "x" * 10**6), "x" * MAX_REASON_CHARACTERS),
         (ToolResult(None, "half \ud83d"), "half"),
         ("a", "lost:not_a_result"),
         (None, "lost:not_a_result"),
@@ -228,7 +228,7 @@ def test_answers_before_an_error_are_given_to_the_caller() -> None:
     for limits in (ToolLimits(), ToolLimits(concurrency=3)):
         found: dict[ToolCall, ToolResult] = {}
         with pytest.raises(ToolDown, match="no index"):
-            Runner(Answering(), limits).run(calls_of("a", "b", "down", "c"), found)
+            Runner(Answering(), limits).run_calls(calls_of("a", "b", "down", "c"), found)
         assert {call.input for call in found} >= {"a", "b"}
         assert all(result.result == call.input.upper() for call, result in found.items())
 
@@ -278,7 +278,7 @@ def test_the_rate_holds_from_one_run_to_the_next() -> None:
     runner = Runner(Answering(), ToolLimits(rate_per_s=100, concurrency=4))
     began = time.monotonic()
     for chunk in ("ab", "cd", "ef"):
-        runner.run(calls_of(*chunk))
+        runner.run_calls(calls_of(*chunk))
     assert time.monotonic() - began >= 5 / 100
 
 
@@ -310,10 +310,10 @@ def test_the_tool_is_prepared_once_before_its_first_call() -> None:
 
     tool = Preparing()
     runner = Runner(tool, ToolLimits())
-    runner.run([])
+    runner.run_calls([])
     assert tool.prepared == 0
-    runner.run(calls_of("a"))
-    runner.run(calls_of("b"))
+    runner.run_calls(calls_of("a"))
+    runner.run_calls(calls_of("b"))
     assert tool.prepared == 1
 
 
@@ -348,7 +348,7 @@ def test_whatever_a_tool_returns_the_text_comes_back(answer: str, text: str, at:
         return
     assert len(result.result) <= 40
     placed = PlacedCall(min(at, len(text)), Call("Echo", "in"), result.result)
-    assert take_out(splice(text, [placed]), {"Echo"}) == text
+    assert remove_calls(splice(text, [placed]), {"Echo"}) == text
 
 
 def test_a_tool_is_connected_before_every_batch_outside_its_time_limit_and_told_of_timeouts() -> None:

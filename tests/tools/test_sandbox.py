@@ -17,7 +17,7 @@ from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.registry import load_enabled_tools
 from toolformer_dag.tools.runner import Runner, run_calls
-from toolformer_dag.tools.system_calls import ARCHITECTURES
+from toolformer_dag.tools.system_calls import ARCHITECTURE_BY_MACHINE
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
 
 NO_WALL = subprocess.run(["sh", "-c", "bwrap --ro-bind / / --unshare-net --unshare-pid true"], capture_output=True)
@@ -245,10 +245,10 @@ def test_nothing_of_the_machine_is_within_reach_and_every_limit_is_a_reason(
 
 
 @needs_wall
-@pytest.mark.skipif(platform.machine() not in ARCHITECTURES, reason="no filter for this kind of processor")
+@pytest.mark.skipif(platform.machine() not in ARCHITECTURE_BY_MACHINE, reason="no filter for this kind of processor")
 @pytest.mark.parametrize("name", ["keyctl", "add_key", "request_key", "shmget", "msgget", "semget", "unshare", "mount"])
 def test_a_call_that_reaches_beyond_the_wall_is_refused_by_the_kernel(tool: Tool, name: str) -> None:
-    number = ARCHITECTURES[platform.machine()].calls[name]
+    number = ARCHITECTURE_BY_MACHINE[platform.machine()].number_by_call[name]
     refused, add = run_calls(tool, [ToolCall("call", str(number)), ToolCall("add")], ToolLimits())
     assert (refused.reason, add.result) == ("lost:PermissionError", "2")
 
@@ -275,12 +275,12 @@ def test_a_forged_answer_ends_its_process_and_loses_its_call_alone(
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     runner = Runner(walled(tmp_path), ToolLimits(retries=0))
-    [before] = runner.run([ToolCall("add")])
+    [before] = runner.run_calls([ToolCall("add")])
     processes = processes_with(str(tmp_path))
-    [forged] = runner.run([ToolCall("forge", results)])
+    [forged] = runner.run_calls([ToolCall("forge", results)])
     assert (before.result, forged.reason) == ("2", "lost:SandboxEnded") and processes
     wait_until_ended(processes)
-    [add] = runner.run([ToolCall("add", "again")])
+    [add] = runner.run_calls([ToolCall("add", "again")])
     assert add.result == "2"
 
 
@@ -289,12 +289,12 @@ def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path, monkeypat
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     tool = walled(tmp_path, "sandbox = true\nlimits.timeout_s = 0.5\n")
     runner = Runner(tool, ToolLimits(timeout_s=0.5))
-    [add] = runner.run([ToolCall("add")])
+    [add] = runner.run_calls([ToolCall("add")])
     hanging = processes_with(str(tmp_path))
-    [hang] = runner.run([ToolCall("hang")])
+    [hang] = runner.run_calls([ToolCall("hang")])
     assert (add.result, hang.reason) == ("2", "lost:timeout") and hanging
     wait_until_ended(hanging)
-    [again] = runner.run([ToolCall("add", "again")])
+    [again] = runner.run_calls([ToolCall("add", "again")])
     assert again.result == "2"
 
 

@@ -9,7 +9,7 @@ import mcp.client.stdio
 import pytest
 
 from tests.command_line import cli
-from toolformer_dag.settings.servers import LISTING, lane_key, read_listing
+from toolformer_dag.settings.servers import LISTING_FILE_NAME, build_lane_key, read_tool_listing
 from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.tools.registry import load_enabled_tools
@@ -35,8 +35,8 @@ def test_a_listed_tool_is_a_lane_that_needs_no_server(file: Path) -> None:
     settings = load_settings(file)
     assert list(settings.tools) == ["add"]
     [tool] = load_enabled_tools(settings).values()
-    listed = {listed["name"]: listed["input_schema"] for listed in read_listing(file.parent)["office"]}
-    assert (tool.name, tool.schema) == ("Add", listed["add"])
+    listed = {listed["name"]: listed["input_schema"] for listed in read_tool_listing(file.parent)["office"]}
+    assert (tool.name, tool.arguments_schema) == ("Add", listed["add"])
     assert "[Add(a, b, negative)]" in tool.prompt
     assert "Input: It is 3.\nOutput: It is [Add(a=1, b=2)] 3.\n" in tool.prompt
     assert cli("tool", "add", "--prompt", "--config", str(file)).stdout == tool.prompt
@@ -46,7 +46,7 @@ def test_a_listed_tool_is_a_lane_that_needs_no_server(file: Path) -> None:
 
 def test_what_changed_is_told_and_changes_no_other_lane(file: Path) -> None:
     assert cli("servers", "--config", str(file)).stdout.count("as before") == 6
-    listing = file.parent / LISTING
+    listing = file.parent / LISTING_FILE_NAME
     listed = json.loads(listing.read_text())
     before = load_settings(file).tools
     changed = {tool["name"]: tool for tool in listed["office"]}
@@ -68,7 +68,7 @@ def test_what_changed_is_told_and_changes_no_other_lane(file: Path) -> None:
 
 def test_a_section_gives_a_lane_its_own_key_and_values(tmp_path: Path) -> None:
     tools = [{"name": name, "description": "", "input_schema": {}} for name in ("getSky", "sea")]
-    (tmp_path / LISTING).write_text(json.dumps({"one": tools, "two": tools[:1]}))
+    (tmp_path / LISTING_FILE_NAME).write_text(json.dumps({"one": tools, "two": tools[:1]}))
     file = tmp_path / "toolformer.toml"
     servers = '[servers.one]\nurl = "http://localhost/one"\n[servers.two]\nurl = "http://localhost/two"\n'
     own = '[tools.heaven]\nserver = "one"\ntool = "getSky"\ntau_f = 0.5\n[tools.sea]\nenabled = false\n'
@@ -76,7 +76,7 @@ def test_a_section_gives_a_lane_its_own_key_and_values(tmp_path: Path) -> None:
     lanes = load_settings(file).tools
     assert list(lanes) == ["heaven", "sea", "get_sky"]
     assert (lanes["heaven"].tau_f, lanes["sea"].enabled) == (0.5, False)
-    assert [lanes[key].options()["url"] for key in lanes] == [
+    assert [lanes[key].get_tool_options()["url"] for key in lanes] == [
         f"http://localhost/{name}" for name in ("one", "one", "two")
     ]
     file.write_text(servers.replace("\n[", '\ntools = ["getSky", "sea"]\n[') + 'tools = ["getSky"]\n')
@@ -91,7 +91,9 @@ def test_a_tool_that_can_have_no_lane_is_left_out_of_a_pattern_by_name_and_refus
 ) -> None:
     names = ("good", "getSky", "get-sky", "天気", "training")
     tools = [{"name": name, "description": "", "input_schema": {}} for name in names]
-    (tmp_path / LISTING).write_text(json.dumps({"one": [*tools, {**tools[0], "name": "odd", "fault": "it is odd"}]}))
+    (tmp_path / LISTING_FILE_NAME).write_text(
+        json.dumps({"one": [*tools, {**tools[0], "name": "odd", "fault": "it is odd"}]})
+    )
     file = tmp_path / "toolformer.toml"
     server = '[servers.one]\nurl = "http://localhost/one"\nexamples = ["one", "two"]\n'
     file.write_text(server)
@@ -117,11 +119,13 @@ def test_a_tool_that_a_pattern_asks_for_without_examples_stops_no_other(
 def test_a_server_that_does_not_answer_is_named_and_keeps_its_tools(tmp_path: Path) -> None:
     lost = '[servers.lost]\ncommand = ["/no/such/program"]\n'
     (tmp_path / "toolformer.toml").write_text(lost + OFFICE)
-    (tmp_path / LISTING).write_text(json.dumps({"lost": [{"name": "old", "description": "", "input_schema": {}}]}))
+    (tmp_path / LISTING_FILE_NAME).write_text(
+        json.dumps({"lost": [{"name": "old", "description": "", "input_schema": {}}]})
+    )
     done = cli("servers", "--config", str(tmp_path / "toolformer.toml"))
     assert done.returncode == 1 and "/no/such/program does not start" in done.stderr
     assert "office: 6 tools" in done.stdout
-    assert {name: len(tools) for name, tools in read_listing(tmp_path).items()} == {"lost": 1, "office": 6}
+    assert {name: len(tools) for name, tools in read_tool_listing(tmp_path).items()} == {"lost": 1, "office": 6}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +140,7 @@ def test_a_server_that_does_not_answer_is_named_and_keeps_its_tools(tmp_path: Pa
 def test_a_list_that_is_missing_or_broken_has_its_remedy(tmp_path: Path, listing: str | None, message: str) -> None:
     (tmp_path / "toolformer.toml").write_text(OFFICE)
     if listing is not None:
-        (tmp_path / LISTING).write_text(listing)
+        (tmp_path / LISTING_FILE_NAME).write_text(listing)
     with pytest.raises(SettingsError, match=message):
         load_settings(tmp_path / "toolformer.toml")
 
@@ -163,7 +167,7 @@ def test_a_server_that_cannot_be_asked_is_named(tmp_path: Path, table: str, mess
     [("getWeather", "get_weather"), ("get-weather", "get_weather"), ("Weather.v2", "weather_v2"), ("天気", "")],
 )
 def test_keys_of_lanes_are_words(tool: str, key: str) -> None:
-    assert lane_key(tool) == key
+    assert build_lane_key(tool) == key
 
 
 def test_a_lane_without_examples_is_answered_with_the_lines_to_paste_which_load(tmp_path: Path) -> None:

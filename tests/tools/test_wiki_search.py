@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from tests.damage import flip, rot
 from toolformer_dag import identity
-from toolformer_dag.files import list_damaged_beside
+from toolformer_dag.files import list_damaged_files
 from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.tools.passage_index import MANIFEST, ensure_index, index_folder, write_index
+from toolformer_dag.tools.passage_index import MANIFEST_FILE_NAME, compute_index_folder, ensure_index, write_index
 from toolformer_dag.tools.passage_search import PassageSearch
-from toolformer_dag.tools.passage_terms import get_analyzer, parse_query_terms
+from toolformer_dag.tools.passage_terms import get_word_analyzer, parse_query_terms
 from toolformer_dag.tools.passages import Passage, PassageError
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
@@ -69,7 +69,7 @@ def write(file: Path, passages: list[Passage]) -> str:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[PassageSearch, list[Passage]]:
     passages = made_passages(300)
     folder = tmp_path_factory.mktemp("index")
-    write_index(passages, folder, lambda done: None, commit_every=90)
+    write_index(passages, folder, lambda done: None, passages_per_commit=90)
     return PassageSearch(folder), passages
 
 
@@ -82,7 +82,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
 
 def bm25_scores(passages: list[Passage], terms: list[str]) -> list[float]:
     """The formula written out over all passages; lengths are rounded down to what one byte holds, as Lucene does."""
-    documents = [Counter(get_analyzer().analyze(p.searched())) for p in passages]
+    documents = [Counter(get_word_analyzer().analyze(p.build_searched_text())) for p in passages]
     lengths = [sum(document.values()) for document in documents]
     mean = sum(lengths) / len(lengths)
     scores = [0.0] * len(passages)
@@ -102,7 +102,7 @@ def test_ranking_is_bm25(searched: tuple[PassageSearch, list[Passage]], query: s
     search, passages = searched
     scores = bm25_scores(passages, parse_query_terms(query))
     expected = sorted(range(len(passages)), key=lambda n: (-round(scores[n], 4), n))
-    hits = search.search(query, 10)
+    hits = search.find_passages(query, 10)
     assert [int(passage.id) for _, passage in hits] == expected[:10]
     assert [score for score, _ in hits] == pytest.approx([scores[n] for n in expected[:10]], rel=1e-4)
 
@@ -110,8 +110,8 @@ def test_ranking_is_bm25(searched: tuple[PassageSearch, list[Passage]], query: s
 def test_many_equal_scores_stand_in_the_order_of_the_source_however_the_index_was_built(tmp_path: Path) -> None:
     same = [Passage(str(n), "Kestrel", "", "a small falcon") for n in range(300)]
     for name, commit_every in (("whole", 1000), ("pieces", 17)):
-        write_index(same, tmp_path / name, lambda done: None, commit_every=commit_every)
-        assert [one.id for _, one in PassageSearch(tmp_path / name).search("falcon", 3)] == ["0", "1", "2"]
+        write_index(same, tmp_path / name, lambda done: None, passages_per_commit=commit_every)
+        assert [one.id for _, one in PassageSearch(tmp_path / name).find_passages("falcon", 3)] == ["0", "1", "2"]
 
 
 @given(st.text(max_size=80))
@@ -121,9 +121,11 @@ def test_many_equal_scores_stand_in_the_order_of_the_source_however_the_index_wa
 @example("river~2^9 (")
 @example("words:river*")
 def test_no_query_is_parsed_as_query_language(searched: tuple[PassageSearch, list[Passage]], query: str) -> None:
-    hits = searched[0].search(query, 3)
+    hits = searched[0].find_passages(query, 3)
     assert len(hits) <= 3
-    assert "river" not in parse_query_terms(query) or any("river" in passage.searched() for _, passage in hits)
+    assert "river" not in parse_query_terms(query) or any(
+        "river" in passage.build_searched_text() for _, passage in hits
+    )
 
 
 def test_stop_words_alone_are_searched() -> None:
@@ -159,8 +161,8 @@ def test_accents_may_be_composed_or_not_and_words_are_found_in_sentences_without
 ) -> None:
     for form in ("NFC", "NFD"):
         write_index([Passage(p.id, p.title, p.section, normalize(form, p.text)) for p in WORLD], tmp_path / form, *LOAD)
-        assert [one.id for _, one in PassageSearch(tmp_path / form).search(query, 1)] == [best]
-    assert PassageSearch(tmp_path / "NFC").search("上海", 1) == []
+        assert [one.id for _, one in PassageSearch(tmp_path / form).find_passages(query, 1)] == [best]
+    assert PassageSearch(tmp_path / "NFC").find_passages("上海", 1) == []
 
 
 def test_how_ascii_passages_are_indexed_did_not_change(tmp_path: Path) -> None:
@@ -192,9 +194,9 @@ def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path) -> None:
     folder = ensure_index(source, root, told.append, 2000)
     assert told[0] == 4000
     assert told[-1] == 6_000
-    resumed = PassageSearch(folder).search("river castle", 10)
+    resumed = PassageSearch(folder).find_passages("river castle", 10)
     write_index(made_passages(6_000), tmp_path / "whole", lambda done: None, 250_000)
-    assert resumed == PassageSearch(tmp_path / "whole").search("river castle", 10)
+    assert resumed == PassageSearch(tmp_path / "whole").find_passages("river castle", 10)
 
 
 def test_a_whole_index_is_found_again_by_its_content_and_not_built_again(
@@ -204,8 +206,8 @@ def test_a_whole_index_is_found_again_by_its_content_and_not_built_again(
     first, second = (write(tmp_path / name, made_passages(5)) for name in ("a.jsonl", "b.jsonl"))
     inode = ensure_index(first).stat().st_ino
     told = list[int]()
-    assert ensure_index(second, progress=told.append) == index_folder(second)
-    assert index_folder(second).stat().st_ino == inode and told == []
+    assert ensure_index(second, report_progress=told.append) == compute_index_folder(second)
+    assert compute_index_folder(second).stat().st_ino == inode and told == []
 
 
 def test_a_tilde_in_the_variable_of_the_cache_is_the_home_folder(
@@ -213,7 +215,7 @@ def test_a_tilde_in_the_variable_of_the_cache_is_the_home_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TOOLFORMER_CACHE", "~/cache")
-    assert index_folder("embedded").parent == tmp_path / "cache" / "indexes"
+    assert compute_index_folder("embedded").parent == tmp_path / "cache" / "indexes"
 
 
 def whole_files(folder: Path) -> list[Path]:
@@ -228,33 +230,33 @@ def test_a_flipped_bit_in_any_file_of_an_index_is_named_and_the_index_is_built_a
     source = write(tmp_path / "a.jsonl", made_passages(50))
     chance = random.Random(0)
     folder = ensure_index(source)
-    before = PassageSearch(folder).search("river castle", 10)
+    before = PassageSearch(folder).find_passages("river castle", 10)
     kinds = {file.suffix for file in whole_files(folder)}
     assert len(kinds) > 5
     for kind in sorted(kinds):
         file = next(one for one in whole_files(folder) if one.suffix == kind)
         flip(file, chance)
-        assert list_damaged_beside(folder / MANIFEST) == [file]
+        assert list_damaged_files(folder / MANIFEST_FILE_NAME) == [file]
         caplog.clear()
         ensure_index(source)
         assert str(file) in caplog.text and "set aside" in caplog.text
-        assert list_damaged_beside(folder / MANIFEST, again=True) == []
-        assert PassageSearch(folder).search("river castle", 10) == before
-    monkeypatch.setattr(identity, "LARGE", 0)
+        assert list_damaged_files(folder / MANIFEST_FILE_NAME, force_read=True) == []
+        assert PassageSearch(folder).find_passages("river castle", 10) == before
+    monkeypatch.setattr(identity, "REMEMBERED_MIN_BYTES", 0)
     file = next(one for one in whole_files(folder) if one.suffix == ".store")
     rot(file, chance)
-    assert list_damaged_beside(folder / MANIFEST) == []
+    assert list_damaged_files(folder / MANIFEST_FILE_NAME) == []
     caplog.clear()
     ensure_index(source)
     assert str(file) in caplog.text and "set aside" in caplog.text
-    assert PassageSearch(folder).search("river castle", 10) == before
-    assert list_damaged_beside(folder / MANIFEST, again=True) == []
+    assert PassageSearch(folder).find_passages("river castle", 10) == before
+    assert list_damaged_files(folder / MANIFEST_FILE_NAME, force_read=True) == []
     (folder / "meta.json").unlink()
-    assert list_damaged_beside(folder / MANIFEST) == [folder / "meta.json"]
+    assert list_damaged_files(folder / MANIFEST_FILE_NAME) == [folder / "meta.json"]
     caplog.clear()
     ensure_index(source)
     assert str(folder / "meta.json") in caplog.text and "set aside" in caplog.text
-    assert PassageSearch(folder).search("river castle", 10) == before
+    assert PassageSearch(folder).find_passages("river castle", 10) == before
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,9 +267,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_the_tool_answers_with_the_article_and_its_section(tool: Tool) -> None:
-    from toolformer_dag.synthetic.world import get_world, passages
+    from toolformer_dag.synthetic.world import get_world, iter_article_passages
 
-    wanted = list(passages(get_world()))[::400]
+    wanted = list(iter_article_passages(get_world()))[::400]
     results = tool.run([ToolCall(f'"{p.title} {p.section}"') for p in wanted])
     assert [result.result for result in results] == [p.snippet for p in wanted]
 

@@ -13,8 +13,8 @@ from toolformer_dag.tools.passages import (
     Passage,
     PassageError,
     cut_at_word_end,
-    read_passages,
-    snippet,
+    format_snippet,
+    iter_passages,
 )
 
 KILT_PAGE = {
@@ -40,7 +40,7 @@ def write(file: Path, records: list[dict[str, object]]) -> str:
 
 
 def test_kilt_pages_become_passages_with_their_sections(tmp_path: Path) -> None:
-    assert list(read_passages(write(tmp_path / "kilt.json", [KILT_PAGE]))) == [
+    assert list(iter_passages(write(tmp_path / "kilt.json", [KILT_PAGE]))) == [
         Passage("662:1", "Apollo 11", "", "Apollo 11 landed the first two people on the Moon."),
         Passage("662:3", "Apollo 11", "Framework", "The lunar module was designed by Grumman."),
         Passage("662:5", "Apollo 11", "Framework > Cold War", "Sputnik 1 was launched in 1957."),
@@ -64,7 +64,7 @@ def test_kilt_pages_become_passages_with_their_sections(tmp_path: Path) -> None:
 )
 def test_plain_lines_become_passages(tmp_path: Path, content: bytes, found: list[Passage]) -> None:
     (tmp_path / "p.jsonl").write_bytes(content)
-    assert list(read_passages(str(tmp_path / "p.jsonl"))) == found
+    assert list(iter_passages(str(tmp_path / "p.jsonl"))) == found
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_plain_lines_become_passages(tmp_path: Path, content: bytes, found: list
 def test_a_bad_line_refuses_the_file_and_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "bad.jsonl").write_bytes(content)
     with pytest.raises(PassageError, match=r"bad\.jsonl") as error:
-        list(read_passages(str(tmp_path / "bad.jsonl")))
+        list(iter_passages(str(tmp_path / "bad.jsonl")))
     assert reason in str(error.value)
 
 
@@ -93,7 +93,7 @@ def test_a_missing_or_truncated_file_is_named(tmp_path: Path) -> None:
     whole = gzip.compress(orjson.dumps({"title": "A", "text": "b" * 1000}) + b"\n")
     (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-12])
     with pytest.raises(PassageError, match=r"cut\.jsonl\.gz: cannot be read after line 0"):
-        list(read_passages(str(tmp_path / "cut.jsonl.gz")))
+        list(iter_passages(str(tmp_path / "cut.jsonl.gz")))
 
 
 def test_a_source_is_its_file_s_content_whatever_its_name(tmp_path: Path) -> None:
@@ -110,23 +110,24 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 @given(TEXTS, TEXTS, TEXTS, TEXTS)
 def test_packing_loses_nothing_and_fields_do_not_run_together(a: str, b: str, c: str, d: str) -> None:
     passage = Passage(a, b, c, d)
-    assert Passage.unpacked(passage.packed()) == passage
+    assert Passage.from_json_bytes(passage.to_json_bytes()) == passage
     moved = Passage(a + b, "", c, d)
-    assert (passage.packed() == moved.packed()) == (passage == moved)
+    assert (passage.to_json_bytes() == moved.to_json_bytes()) == (passage == moved)
 
 
 def test_a_snippet_names_title_and_section() -> None:
     assert (
-        snippet(Passage("1", "Ghana", "Flag > Colours", "Red  is for\nblood."), 80)
+        format_snippet(Passage("1", "Ghana", "Flag > Colours", "Red  is for\nblood."), 80)
         == "Ghana > Flag > Colours > Red is for blood."
     )
-    assert snippet(Passage("1", "Ghana", "", "Red is for blood."), 80) == "Ghana > Red is for blood."
-    assert snippet(Passage("1", "Ghana", "", "Red is for blood."), 18) == "Ghana > Red is for"
-    assert snippet(Passage("1", "Ghana", "", "Red is for blood."), 8) == "Ghana"
+    assert format_snippet(Passage("1", "Ghana", "", "Red is for blood."), 80) == "Ghana > Red is for blood."
+    assert format_snippet(Passage("1", "Ghana", "", "Red is for blood."), 18) == "Ghana > Red is for"
+    assert format_snippet(Passage("1", "Ghana", "", "Red is for blood."), 8) == "Ghana"
     assert (
-        snippet(Passage("1", "北京", "", "北京是中华人民共和国的首都，有两千多万人口。"), 12) == "北京 > 北京是中华人民"
+        format_snippet(Passage("1", "北京", "", "北京是中华人民共和国的首都，有两千多万人口。"), 12)
+        == "北京 > 北京是中华人民"
     )
-    assert snippet(Passage("1", "Beijing", "", "北京 is the capital"), 13) == "Beijing > 北京"
+    assert format_snippet(Passage("1", "Beijing", "", "北京 is the capital"), 13) == "Beijing > 北京"
 
 
 @given(st.lists(st.text("abc>", min_size=1, max_size=6), max_size=8), st.integers(1, 40))

@@ -9,5 +9,5 @@ def string_pools(results: Iterable[tuple[str, str]]) -> StringPools:
     """Collect the strings of results, which are pairs (tool, result)."""
     pools = StringPools()
     for tool, result in results:
-        pools.add(tool, result)
+        pools.add_result_strings(tool, result)
     return pools

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.ray_cluster import HEAD, cluster
 from tests.traces.conftest import settings_at
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.traces.judgement import judge_traces, traces_database
+from toolformer_dag.traces.judgement import get_traces_database_path, judge_traces
 
 
 def on_ray(folder: Path) -> Settings:
@@ -25,8 +25,8 @@ def main(folder: Path) -> dict[str, int]:
     with cluster() as start:
         start()
         start()
-        judgement = judge_traces(settings, [str(folder / "traces.jsonl")], traces_database(settings))
-        return dict(judgement.losses)
+        judgement = judge_traces(settings, [str(folder / "traces.jsonl")], get_traces_database_path(settings))
+        return dict(judgement.loss_counts)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from tests.traces.conftest import settings_at, write_lines
 from toolformer_dag.conversations.reading import read_conversation
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.traces.cleaned import Cleaned, write_cleaned
-from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
+from toolformer_dag.traces.cleaned import CleaningCounts, write_cleaned_conversations
+from toolformer_dag.traces.judgement import Judgement, get_traces_database_path, judge_traces
 
 Talk = list[dict[str, Any]]
 FACTS = [fact for fact in facts(100) if fact.tool in ("calculator", "get_order")]
@@ -81,12 +81,12 @@ FORMS = pytest.mark.parametrize("form", [openai, hermes, atif, verifiers])
 def judged(folder: Path, lines: list[Any]) -> Judgement:
     """Judge records in a project of the embedded model in float32."""
     settings = settings_at(folder, share=0.1)
-    return judge_traces(settings, [write_lines(folder / "traces.jsonl", lines)], traces_database(settings))
+    return judge_traces(settings, [write_lines(folder / "traces.jsonl", lines)], get_traces_database_path(settings))
 
 
-def cleaned(judgement: Judgement, folder: Path, dropped: Any) -> tuple[Cleaned, list[Any]]:
+def cleaned(judgement: Judgement, folder: Path, dropped: Any) -> tuple[CleaningCounts, list[Any]]:
     """Write the conversations again, and return the counts and what each conversation says: role, words, calls."""
-    counts = write_cleaned(judgement, folder / dropped, dropped)
+    counts = write_cleaned_conversations(judgement, folder / dropped, dropped)
     lines = (folder / dropped / "traces.jsonl").read_text().splitlines()
     said = [
         [(message.role, message.content, [call.tool for call in message.calls]) for message in messages]
@@ -109,7 +109,7 @@ def test_an_answer_goes_with_the_only_call_of_its_exchange(form: Any, tmp_path: 
     judgement = judged(tmp_path, [form(talk), *OTHERS])
     assert reasons(judgement) == [("calculator", "above_chance"), ("get_order", "no_more_than_others")]
     counts, [said, *others] = cleaned(judgement, tmp_path, "calls")
-    assert (counts.calls, counts.answers) == (1, 1)
+    assert (counts.left_out_call_count, counts.left_out_answer_count) == (1, 1)
     assert said == [
         ("user", SUM.question, []),
         ("assistant", "", ["calculator"]),
@@ -123,7 +123,7 @@ def test_an_answer_stays_with_another_call_of_its_exchange(tmp_path: Path) -> No
     judgement = judged(tmp_path, [{"messages": conversation(SUM, "needless", OTHER_ORDER)}, *OTHERS])
     assert [reason for _, reason in reasons(judgement)] == ["above_chance", "no_more_than_others"]
     counts, [said, *_] = cleaned(judgement, tmp_path, "calls")
-    assert (counts.calls, counts.answers) == (1, 0)
+    assert (counts.left_out_call_count, counts.left_out_answer_count) == (1, 0)
     assert said[1:] == [("assistant", "", ["calculator"]), ("assistant", SUM.answer, [])]
 
 
@@ -136,11 +136,14 @@ def test_failed_calls_go_alone_where_they_are_asked_for(tmp_path: Path) -> None:
         tmp_path, [{"messages": retried_talk}, {"messages": [question, *turn([refused]), sorry]}, *OTHERS]
     )
     counts, [retried, given_up, *others] = cleaned(judgement, tmp_path, "failed")
-    assert (counts.calls, counts.answers) == (2, 1)
+    assert (counts.left_out_call_count, counts.left_out_answer_count) == (2, 1)
     assert retried[1:] == [("assistant", "", ["calculator"]), ("assistant", SUM.answer, [])]
     assert given_up == [("user", SUM.question, [])] and len(others) == len(OTHERS)
     kept, [with_failure, *_] = cleaned(judgement, tmp_path, "calls")
-    assert kept.calls == 0 and [calls for *_, calls in with_failure[1:3]] == [["calculator"], ["calculator"]]
+    assert kept.left_out_call_count == 0 and [calls for *_, calls in with_failure[1:3]] == [
+        ["calculator"],
+        ["calculator"],
+    ]
 
 
 def test_judge_says_what_was_left_out_and_recommends_conversations(
@@ -168,9 +171,9 @@ def test_a_failed_call_whose_answer_claims_success_goes_with_those_that_do_not_h
         judgement.database, "SELECT verdict, reason FROM trace_calls WHERE result LIKE '%unavailable%'"
     ).rows()
     assert verdict == "failed call"
-    cleaned = write_cleaned(judgement, tmp_path / "out", "conversations")
+    cleaned = write_cleaned_conversations(judgement, tmp_path / "out", "conversations")
     without_help = query(judgement.database, "SELECT count(*) FROM trace_calls WHERE verdict = 'does not help'").item()
-    assert cleaned.conversations == without_help + (reason == "success_claimed")
+    assert cleaned.left_out_conversation_count == without_help + (reason == "success_claimed")
 
 
 def test_a_damaged_file_and_one_that_has_changed_are_not_written_again(tmp_path: Path) -> None:
@@ -182,8 +185,8 @@ def test_a_damaged_file_and_one_that_has_changed_are_not_written_again(tmp_path:
     (folder / "a.jsonl").write_bytes(lines)
     (folder / "cut.jsonl.gz").write_bytes(gzip.compress(lines)[:-12])
     settings = settings_at(tmp_path)
-    judgement = judge_traces(settings, [str(folder)], traces_database(settings))
-    assert write_cleaned(judgement, tmp_path / "out", "nothing").lines == {"a.jsonl": 300}
+    judgement = judge_traces(settings, [str(folder)], get_traces_database_path(settings))
+    assert write_cleaned_conversations(judgement, tmp_path / "out", "nothing").line_count_by_file == {"a.jsonl": 300}
     (folder / "a.jsonl").write_bytes(lines + lines)
     with pytest.raises(UserError, match="has changed since it was judged"):
-        write_cleaned(judgement, tmp_path / "again", "nothing")
+        write_cleaned_conversations(judgement, tmp_path / "again", "nothing")

@@ -18,8 +18,8 @@ from toolformer_dag.computing.stage import TableOutput
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces import call_losses
-from toolformer_dag.traces.cleaned import write_cleaned
-from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
+from toolformer_dag.traces.cleaned import write_cleaned_conversations
+from toolformer_dag.traces.judgement import Judgement, get_traces_database_path, judge_traces
 from toolformer_dag.traces.result_values import have_same_values
 
 BY_CALL = "FROM trace_calls ORDER BY conversation, turn, call"
@@ -28,7 +28,7 @@ BY_CALL = "FROM trace_calls ORDER BY conversation, turn, call"
 def judged(folder: Path, lines: list[Any], **traces: Any) -> Judgement:
     """Judge records in a project of the embedded model in float32."""
     settings = settings_at(folder, **traces)
-    return judge_traces(settings, [write_lines(folder / "traces.jsonl", lines)], traces_database(settings))
+    return judge_traces(settings, [write_lines(folder / "traces.jsonl", lines)], get_traces_database_path(settings))
 
 
 def told(judgement: Judgement, sql: str = BY_CALL) -> pl.DataFrame:
@@ -39,13 +39,13 @@ def told(judgement: Judgement, sql: str = BY_CALL) -> pl.DataFrame:
 def test_a_second_judge_computes_nothing(tmp_path: Path) -> None:
     made = records(12)
     first = judged(tmp_path, made)
-    assert first.losses["computed"] == 60  # never made, no result, the result, two others
-    assert first.tokens > 0
+    assert first.loss_counts["computed"] == 60  # never made, no result, the result, two others
+    assert first.model_token_count > 0
     again = judged(tmp_path, made)
-    assert (again.losses, again.tokens) == ({"computed": 0, "reused": 0}, 0)  # nothing is out of date
+    assert (again.loss_counts, again.model_token_count) == ({"computed": 0, "reused": 0}, 0)  # nothing is out of date
     assert told(again).equals(told(first))
     other_share = judged(tmp_path, made, share=0.2)
-    assert other_share.tokens == 0
+    assert other_share.model_token_count == 0
 
 
 def test_an_interrupted_judge_loses_at_most_a_chunk(tmp_path: Path) -> None:
@@ -54,13 +54,16 @@ def test_an_interrupted_judge_loses_at_most_a_chunk(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "traces.jsonl", records(12))
 
     def stop(table: TableOutput, done: int, total: int) -> None:
-        if table.name == call_losses.NAME and done:
+        if table.name == call_losses.TABLE_NAME and done:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        judge_traces(settings, [source], traces_database(settings), stop)
-    assert not traces_database(settings).exists()
-    assert judge_traces(settings, [source], traces_database(settings)).losses == {"computed": 50, "reused": 0}
+        judge_traces(settings, [source], get_traces_database_path(settings), stop)
+    assert not get_traces_database_path(settings).exists()
+    assert judge_traces(settings, [source], get_traces_database_path(settings)).loss_counts == {
+        "computed": 50,
+        "reused": 0,
+    }
 
 
 FAULTS = ("wrong_value", "hallucinated", "ignored")
@@ -254,13 +257,13 @@ def test_bad_input_is_counted_by_reason_and_the_rest_is_judged(tmp_path: Path) -
     }
     assert told(judgement, "SELECT count(*) FROM trace_calls WHERE loss_result IS NOT NULL").item() == 7
     assert told(judgement, "SELECT max(length(result)) FROM trace_calls").item() == 10_000_000
-    assert judgement.rejected == 7
+    assert judgement.rejection_count == 7
     with pytest.raises(UserError, match="question"):
         judged(tmp_path, [{"question": "?"}])
     (tmp_path / "empty").mkdir()
     settings = settings_at(tmp_path)
     with pytest.raises(UserError, match="no file ends in"):
-        judge_traces(settings, [str(tmp_path / "empty")], traces_database(settings))
+        judge_traces(settings, [str(tmp_path / "empty")], get_traces_database_path(settings))
 
 
 def test_a_greeting_before_the_question_keeps_no_results_from_each_other(tmp_path: Path) -> None:
@@ -276,13 +279,13 @@ def test_two_files_of_one_name_and_one_named_pairs_come_out_apart(tmp_path: Path
     for name, some in (("a/traces.jsonl", made[:4]), ("b/traces.jsonl", made[4:8]), ("pairs.jsonl", made[8:])):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         sources.append(write_lines(tmp_path / name, some))
-    judgement = judge_traces(settings, sources, traces_database(settings))
+    judgement = judge_traces(settings, sources, get_traces_database_path(settings))
     assert told(judgement, "SELECT source, calls FROM trace_sources ORDER BY calls, source")["calls"].to_list() == [
         4,
         4,
         8,
     ]
-    written = write_cleaned(judgement, tmp_path / "out", "nothing").lines
+    written = write_cleaned_conversations(judgement, tmp_path / "out", "nothing").line_count_by_file
     assert sorted(written.values()) == [4, 4, 8]
     assert {"traces.jsonl", "pairs.jsonl"} <= written.keys()
 
@@ -293,11 +296,11 @@ def test_numbers_keep_their_digits_and_no_line_is_lost(tmp_path: Path) -> None:
     call = b'{"role": "assistant", "tool_calls": [{"name": "book", "arguments": {}}]}'
     long = b'{"id": 12345678901234567890123, "messages": [{"role": "user", "content": "?"}, %b]}\n' % call
     source.write_bytes(b"\xef\xbb\xbf" + long + b"null\n")
-    judgement = judge_traces(settings, [str(source)], traces_database(settings))
+    judgement = judge_traces(settings, [str(source)], get_traces_database_path(settings))
     assert told(judgement, "SELECT conversation, reason FROM trace_rejections").rows() == [
         ("traces.jsonl:2", "unknown_form")
     ]
-    write_cleaned(judgement, tmp_path / "out", "nothing")
+    write_cleaned_conversations(judgement, tmp_path / "out", "nothing")
     assert json.loads((tmp_path / "out" / "traces.jsonl").read_text())["id"] == 12345678901234567890123
 
 
@@ -313,7 +316,7 @@ def test_a_folder_of_files_of_several_kinds_is_read(tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("nothing")
     (folder / "d.jsonl.gz").write_bytes(b"no gzip")
     settings = settings_at(tmp_path)
-    judgement = judge_traces(settings, [str(folder)], traces_database(settings))
+    judgement = judge_traces(settings, [str(folder)], get_traces_database_path(settings))
     names = told(judgement, "SELECT conversation FROM trace_calls ORDER BY ALL")["conversation"].to_list()
     assert names == [
         "a.json:1",
@@ -410,7 +413,9 @@ def test_a_turn_with_a_helpful_and_a_needless_call_makes_no_pair_with_itself(tmp
     judgement = judged(tmp_path, [{"messages": one} for one in talks], share=0.3)
     both = "SELECT count(*) FROM trace_calls AS a JOIN trace_calls AS b USING (conversation, turn)"
     assert told(judgement, f"{both} WHERE (a.verdict, b.verdict) = ('helps', 'does not help')").item() > 5
-    assert write_cleaned(judgement, tmp_path / "out", "nothing").lines == {"traces.jsonl": 24}
+    assert write_cleaned_conversations(judgement, tmp_path / "out", "nothing").line_count_by_file == {
+        "traces.jsonl": 24
+    }
 
 
 def test_the_queries_of_the_docs_run(tmp_path: Path) -> None:

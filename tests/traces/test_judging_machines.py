@@ -17,7 +17,7 @@ from tests.traces.conftest import settings_at, write_lines
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.traces.judgement import judge_traces, traces_database
+from toolformer_dag.traces.judgement import get_traces_database_path, judge_traces
 
 __all__ = ["s3", "s3_running"]  # fixtures
 
@@ -33,8 +33,8 @@ def judged_alone(folder: Path) -> pl.DataFrame:
     """The calls of 16 made conversations, judged by one process with a folder as its lake."""
     folder.mkdir()
     settings = settings_at(folder)
-    judge_traces(settings, [write_lines(folder / "traces.jsonl", records(16))], traces_database(settings))
-    return calls_in(traces_database(settings))
+    judge_traces(settings, [write_lines(folder / "traces.jsonl", records(16))], get_traces_database_path(settings))
+    return calls_in(get_traces_database_path(settings))
 
 
 def test_two_machines_of_a_cluster_judge_as_one_process_does(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_two_machines_of_a_cluster_judge_as_one_process_does(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr[-3000:]
     [told] = [line for line in done.stdout.splitlines() if line.startswith("{")]  # Ray prints what its machines tell
     assert json.loads(told) == {"computed": 80, "reused": 0}
-    assert_frame_equal(calls_in(traces_database(settings_at(folder))), alone, abs_tol=1e-5)
+    assert_frame_equal(calls_in(get_traces_database_path(settings_at(folder))), alone, abs_tol=1e-5)
 
 
 def over_store(folder: Path, place: str) -> Settings:
@@ -71,6 +71,6 @@ def test_another_machine_over_the_store_computes_nothing_and_tells_the_same(tmp_
     for name in ("one", "other"):
         settings = over_store(tmp_path / name, place)
         database = tmp_path / name / "judged.duckdb"
-        computed.append(judge_traces(settings, [source], database).losses["computed"])
+        computed.append(judge_traces(settings, [source], database).loss_counts["computed"])
         assert_frame_equal(calls_in(database), alone, abs_tol=1e-5)
     assert computed == [80, 0]

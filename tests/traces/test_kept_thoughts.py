@@ -12,9 +12,9 @@ from tests.traces.conftest import settings_at, write_lines
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces import recorded_conversations
-from toolformer_dag.traces.cleaned import write_cleaned
-from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
-from toolformer_dag.traces.stored_messages import messages_as_json, messages_of
+from toolformer_dag.traces.cleaned import write_cleaned_conversations
+from toolformer_dag.traces.judgement import Judgement, get_traces_database_path, judge_traces
+from toolformer_dag.traces.stored_messages import messages_as_json, parse_messages
 
 THOUGHT = "I had better look it up."
 SHOWN = ("trace_calls", "trace_swaps", "trace_messages", "trace_sources")
@@ -24,7 +24,7 @@ SHOWN = ("trace_calls", "trace_swaps", "trace_messages", "trace_sources")
 def judged(folder: Path, lines: list[Any]) -> Judgement:
     """Judge lines in a project of the embedded model."""
     settings = settings_at(folder)
-    return judge_traces(settings, [write_lines(folder / "traces.jsonl", lines)], traces_database(settings))
+    return judge_traces(settings, [write_lines(folder / "traces.jsonl", lines)], get_traces_database_path(settings))
 
 
 def with_thoughts(record: dict[str, Any]) -> dict[str, Any]:
@@ -36,9 +36,11 @@ def with_thoughts(record: dict[str, Any]) -> dict[str, Any]:
 
 def stored_thoughts(judgement: Judgement) -> set[str]:
     """Return the thoughts of the assistant in the lake."""
-    table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
+    table = judgement.plan.lake.get_table(recorded_conversations.TABLE_NAME).scan_parts(
+        judgement.plan.conversation_shards_by_name
+    )
     stored = table.select("messages").collect()["messages"]
-    return {one.thoughts for text in stored for one in messages_of(text) if one.role == "assistant"}
+    return {one.thoughts for text in stored for one in parse_messages(text) if one.role == "assistant"}
 
 
 def test_messages_are_stored_with_their_thoughts() -> None:
@@ -46,8 +48,8 @@ def test_messages_are_stored_with_their_thoughts() -> None:
     answer = RecordedMessage("assistant", "It is 7.", thoughts=THOUGHT, thought_places=places)
     messages = (RecordedMessage("user", "?"), answer)
     stored = messages_as_json(messages)
-    assert messages_of(stored) == messages
-    assert messages_of(stored)[1].thought_places == places
+    assert parse_messages(stored) == messages
+    assert parse_messages(stored)[1].thought_places == places
     assert "thoughts" not in messages_as_json([replace(message, thoughts="") for message in messages])
 
 
@@ -57,8 +59,8 @@ def test_thoughts_change_no_verdict_and_cost_no_loss(tmp_path: Path) -> None:
     tables = [query(before.database, f"FROM {table} ORDER BY ALL") for table in SHOWN]
     after = judged(tmp_path, [with_thoughts(record) for record in made])
     assert stored_thoughts(after) == {THOUGHT}
-    assert after.losses == {"computed": 0, "reused": 0}  # calls of the same key were judged
-    assert after.tokens == 0
+    assert after.loss_counts == {"computed": 0, "reused": 0}  # calls of the same key were judged
+    assert after.model_token_count == 0
     for name, table in zip(SHOWN, tables, strict=True):
         assert query(after.database, f"FROM {name} ORDER BY ALL").equals(table), name
 
@@ -75,7 +77,7 @@ def test_conversations_that_were_stored_without_thoughts_are_read_again_and_not_
         calls = query(before.database, "FROM trace_calls ORDER BY ALL")
     after = judged(tmp_path, lines)
     assert stored_thoughts(after) == {THOUGHT}
-    assert after.losses == {"computed": 0, "reused": 0}
+    assert after.loss_counts == {"computed": 0, "reused": 0}
     assert query(after.database, "FROM trace_calls ORDER BY ALL").equals(calls)
 
 
@@ -86,6 +88,6 @@ def as_reader_3_stored_them(messages: tuple[RecordedMessage, ...]) -> str:
 
 def test_records_are_written_again_with_their_thoughts(tmp_path: Path) -> None:
     lines = [with_thoughts(record) for record in records(4)]
-    write_cleaned(judged(tmp_path, lines), tmp_path / "cleaned", "nothing")
+    write_cleaned_conversations(judged(tmp_path, lines), tmp_path / "cleaned", "nothing")
     written = [orjson.loads(line) for line in (tmp_path / "cleaned" / "traces.jsonl").read_bytes().splitlines()]
     assert [record["messages"] for record in written] == [record["messages"] for record in lines]

@@ -13,11 +13,11 @@ from toolformer_dag.traces.judgement import judge_traces
 from toolformer_dag.traces.label_agreement import (
     Label,
     LabelledCall,
-    auc_of,
     choose_best_threshold,
+    compute_auc,
+    compute_kappa,
     format_agreement_lines,
-    kappa,
-    label_agreement,
+    measure_label_agreement,
     read_labels,
 )
 
@@ -52,28 +52,28 @@ def test_judge_says_how_verdicts_agree_with_labels(tmp_path: Path) -> None:
         settings_at(tmp_path), [write_lines(tmp_path / "made.jsonl", [*right, *wrong])], tmp_path / "traces.duckdb"
     ).database
     labels = [Label(f"made-{n}", 1, 0, True) for n in range(24)] + [Label(f"wrong {n}", 1, 0, False) for n in range(24)]
-    agreement = label_agreement(database, [*labels, Label("unknown", 1, 0, True)])
-    assert (agreement.labels, agreement.unmatched, agreement.undecided) == (49, 1, 0)
+    agreement = measure_label_agreement(database, [*labels, Label("unknown", 1, 0, True)])
+    assert (agreement.label_count, agreement.unmatched_label_count, agreement.undecided_label_count) == (49, 1, 0)
     assert agreement.base_rate == 0.5
-    assert agreement.kappa == pytest.approx(2 * agreement.agree - 1)  # at a base rate of one half
-    assert agreement.low <= agreement.auc <= agreement.high
+    assert agreement.kappa == pytest.approx(2 * agreement.agreement_share - 1)  # at a base rate of one half
+    assert agreement.auc_low <= agreement.auc <= agreement.auc_high
     assert agreement.auc > 0.9
-    assert 0 < agreement.tested < 48
+    assert 0 < agreement.tested_call_count < 48
     assert "48 compared, of which 50% rest on their result" in format_agreement_lines(agreement)[0]
     with pytest.raises(UserError, match="of either kind"):
-        label_agreement(database, labels[:24])
+        measure_label_agreement(database, labels[:24])
 
 
 def test_kappa_is_that_of_cohen_s_example() -> None:
     first = [True] * 25 + [False] * 25
     second = [True] * 20 + [False] * 5 + [True] * 10 + [False] * 15
-    assert kappa(first, second) == pytest.approx(0.4)
+    assert compute_kappa(first, second) == pytest.approx(0.4)
 
 
 @given(BOOLS)
 def test_kappa_of_labels_with_themselves_is_1_and_with_a_constant_0(labels: list[bool]) -> None:
-    assert kappa(labels, labels) == (1 if len(set(labels)) == 2 else 0)
-    assert kappa(labels, [True] * len(labels)) == pytest.approx(0)
+    assert compute_kappa(labels, labels) == (1 if len(set(labels)) == 2 else 0)
+    assert compute_kappa(labels, [True] * len(labels)) == pytest.approx(0)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(-1, 1)), min_size=1, max_size=20))
@@ -81,11 +81,11 @@ def test_no_other_threshold_agrees_better_with_the_labels_that_chose_it(pairs: l
     labelled = calls(pairs)
     labels = [rests for rests, _ in pairs]
     chosen = choose_best_threshold(labelled)
-    best = kappa(labels, [gain > chosen for _, gain in pairs])
-    assert all(best >= kappa(labels, [gain > other for _, gain in pairs]) for _, other in pairs)
-    assert 0 <= auc_of(labelled) <= 1
+    best = compute_kappa(labels, [gain > chosen for _, gain in pairs])
+    assert all(best >= compute_kappa(labels, [gain > other for _, gain in pairs]) for _, other in pairs)
+    assert 0 <= compute_auc(labelled) <= 1
 
 
 def test_auc_counts_ties_half() -> None:
-    assert auc_of(calls([(True, 0.5), (False, 0.1)])) == 1
-    assert auc_of(calls([(True, 0.1), (False, 0.1)])) == 0.5
+    assert compute_auc(calls([(True, 0.5), (False, 0.1)])) == 1
+    assert compute_auc(calls([(True, 0.1), (False, 0.1)])) == 0.5

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 from toolformer_dag.traces.other_results import (
-    LONGEST_DONOR,
+    MAX_DONOR_CHARACTERS,
     Circle,
     Donors,
-    beginnings,
-    choose_results,
-    exchange,
+    choose_other_results,
+    choose_other_results_of_calls,
+    compute_document_hash,
+    has_too_few_donors,
+    hash_beginnings,
     hash_call,
     hash_text,
-    identify_document,
-    lacks_donors,
 )
 
 CALL = st.builds(
@@ -50,34 +50,38 @@ def plainly(calls: Placed, document: str, call: RecordedCall, swaps: int) -> tup
 
 @given(PLACED_CALLS, st.integers(1, 4), st.randoms())
 def test_each_call_gets_the_next_results_of_the_circle(calls: Placed, swaps: int, chance: random.Random) -> None:
-    assert exchange(calls, swaps) == [plainly(calls, document, call, swaps) for document, call in calls]
+    assert choose_other_results_of_calls(calls, swaps) == [
+        plainly(calls, document, call, swaps) for document, call in calls
+    ]
     shuffled = list(range(len(calls)))
     chance.shuffle(shuffled)
-    results = exchange([calls[number] for number in shuffled], swaps)
-    assert results == [exchange(calls, swaps)[number] for number in shuffled]
+    results = choose_other_results_of_calls([calls[number] for number in shuffled], swaps)
+    assert results == [choose_other_results_of_calls(calls, swaps)[number] for number in shuffled]
 
 
 @given(PLACED_CALLS, st.integers(1, 4))
 def test_where_donors_suffice_nobody_borrows(calls: Placed, swaps: int) -> None:
     donors = Donors()
     for document, call in calls:
-        donors.add(document, call)
-    lacking = {tool for tool, donors_of_tool in donors.of_tools() if lacks_donors(donors_of_tool, swaps)}
-    circles = donors.circles()
+        donors.add_call_result(document, call)
+    lacking = {
+        tool for tool, donors_of_tool in donors.iter_donors_by_tool() if has_too_few_donors(donors_of_tool, swaps)
+    }
+    circles = donors.build_circle_by_tool()
     for document, call in calls:
         if call.tool in circles and call.tool not in lacking and call.result not in ("3", " 3"):  # these two are alike
-            assert len(choose_results([circles[call.tool]], document, call, swaps)) == swaps
+            assert len(choose_other_results([circles[call.tool]], document, call, swaps)) == swaps
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60)), max_size=80))
 def test_a_sample_is_that_of_the_smallest_hashes_in_whatever_order_calls_come(given: list[tuple[str, int]]) -> None:
-    everything = Donors(most=1000)
-    sample = Donors(most=4)
+    everything = Donors(max_donors_per_tool=1000)
+    sample = Donors(max_donors_per_tool=4)
     for document, number in given:
-        everything.add(document, RecordedCall("x", {}, result=str(number)))
-        sample.add(document, RecordedCall("x", {}, result=str(number)))
-    smallest = {tool: donors[:4] for tool, donors in everything.of_tools()}
-    assert [(one.hash, one.result) for _, some in sample.of_tools() for one in some] == [
+        everything.add_call_result(document, RecordedCall("x", {}, result=str(number)))
+        sample.add_call_result(document, RecordedCall("x", {}, result=str(number)))
+    smallest = {tool: donors[:4] for tool, donors in everything.iter_donors_by_tool()}
+    assert [(one.hash, one.result) for _, some in sample.iter_donors_by_tool() for one in some] == [
         (one.hash, one.result) for some in smallest.values() for one in some
     ]
 
@@ -85,20 +89,20 @@ def test_a_sample_is_that_of_the_smallest_hashes_in_whatever_order_calls_come(gi
 def test_a_call_takes_results_of_its_shard_before_borrowed_ones() -> None:
     call = RecordedCall("x", {}, result="own")
     donors = Donors()
-    donors.add("other", RecordedCall("x", {}, result="near"))
+    donors.add_call_result("other", RecordedCall("x", {}, result="near"))
     borrowed = Donors()
     for result in ("far", "near", "own"):
-        borrowed.add("another", RecordedCall("x", {}, result=result))
-    circles: list[Circle] = [donors.circles()["x"], borrowed.circles()["x"]]
-    assert choose_results(circles, "document", call, 1) == ("near",)
-    assert choose_results(circles, "document", call, 5) == ("near", "far")
+        borrowed.add_call_result("another", RecordedCall("x", {}, result=result))
+    circles: list[Circle] = [donors.build_circle_by_tool()["x"], borrowed.build_circle_by_tool()["x"]]
+    assert choose_other_results(circles, "document", call, 1) == ("near",)
+    assert choose_other_results(circles, "document", call, 5) == ("near", "far")
 
 
 def test_of_a_long_result_the_beginning_is_kept_and_it_is_not_exchanged_with_itself() -> None:
-    long = "7" * (2 * LONGEST_DONOR)
+    long = "7" * (2 * MAX_DONOR_CHARACTERS)
     calls = [(document, RecordedCall("x", {}, result=result)) for document, result in (("a", long), ("b", "8"))]
-    assert exchange(calls, 2) == [("8",), (long[:LONGEST_DONOR],)]
-    assert exchange([calls[0], ("b", calls[0][1])], 2) == [(), ()]
+    assert choose_other_results_of_calls(calls, 2) == [("8",), (long[:MAX_DONOR_CHARACTERS],)]
+    assert choose_other_results_of_calls([calls[0], ("b", calls[0][1])], 2) == [(), ()]
 
 
 def test_the_hash_of_a_beginning_is_that_of_the_messages_in_it() -> None:
@@ -106,5 +110,5 @@ def test_the_hash_of_a_beginning_is_that_of_the_messages_in_it() -> None:
     messages = (RecordedMessage("user", "?"), RecordedMessage("assistant", "", (call,)), RecordedMessage("user", "!"))
     said = [(one.role, one.content, [(c.tool, c.arguments, c.result) for c in one.calls]) for one in messages]
     expected = [blake2b(repr(said[:end]).encode(), digest_size=8).hexdigest() for end in range(4)]
-    assert beginnings(messages) == expected
-    assert identify_document(messages) == expected[1]
+    assert hash_beginnings(messages) == expected
+    assert compute_document_hash(messages) == expected[1]

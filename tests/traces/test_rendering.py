@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from tests.traces.conftest import settings_at
-from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, with_result, without_call
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, remove_call, replace_result
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_encoding
-from toolformer_dag.traces.other_results import exchange
+from toolformer_dag.traces.other_results import choose_other_results_of_calls
 from toolformer_dag.traces.rendering import Rendering, RenderingError
-from toolformer_dag.traces.rendering_choice import HERMES, choose_rendering
+from toolformer_dag.traces.rendering_choice import HERMES_TEMPLATE, choose_rendering
 from toolformer_dag.traces.units import CallToJudge
 from toolformer_dag.traces.variants import VariantWriter
-from toolformer_dag.traces.windows import WINDOWS
+from toolformer_dag.traces.windows import WINDOWS_BY_NAME
 from toolformer_dag.traces.written_conversation import WrittenConversation
 
 TEMPLATES = Path(__file__).parents[1] / "exports" / "templates"
@@ -40,8 +40,8 @@ def rendered(
     rendering: Rendering, messages: Sequence[RecordedMessage], call_message: int, weighted: Sequence[int]
 ) -> list[tuple[int, ...]]:
     """The tokens of each piece of a conversation."""
-    pieces = WrittenConversation.of(rendering, messages).pieces(call_message, weighted)
-    return [rendering.ids(text) for text in pieces.texts]
+    pieces = WrittenConversation.from_recorded_messages(rendering, messages).cut_around_unit(call_message, weighted)
+    return [rendering.encode_text(text) for text in pieces.texts_without_ending]
 
 
 def words(rendering: Rendering, tokenizer: Any, *weighted: int) -> list[str]:
@@ -58,10 +58,10 @@ def test_a_template_for_tools_is_used_and_its_words_are_told_apart(name: str, en
     assert first == "It is 17 degrees."
     assert "Lyon" in second
     assert "23" not in second
-    others = [with_result(TALK, 1, 0, "-40"), without_call(TALK, 1, 0)]
+    others = [replace_result(TALK, 1, 0, "-40"), remove_call(TALK, 1, 0)]
     pieces = [rendered(rendering, talk, 1, [2 - moved, 4 - moved]) for moved, talk in enumerate(others)]
     assert pieces[0][2::2] == pieces[1][2::2] == rendered(rendering, TALK, 1, [2, 4])[2::2]
-    assert rendering.fingerprint != Rendering("hermes", HERMES, encoding.tokenizer).fingerprint
+    assert rendering.fingerprint != Rendering("hermes", HERMES_TEMPLATE, encoding.tokenizer).fingerprint
 
 
 RESULT = '17 "degrees"\n'
@@ -90,16 +90,18 @@ def test_each_variant_is_what_the_template_writes_of_the_whole_conversation(
         settings_at(tmp_path, rendering="template" if file.exists() else name).traces, encoding, 2048
     )
     results = {"empty": "", "own": str(talk[1].calls[0].result), "0": "-3 <degrees>", "1": " 40\n"}
-    variants = writer.variants(CallToJudge(talk, 1, 0, (results["0"], results["1"])))
+    variants = writer.write_variants(CallToJudge(talk, 1, 0, (results["0"], results["1"])))
     assert isinstance(variants, dict)
-    whole = {key: with_result(talk, 1, 0, result) for key, result in results.items()}
-    whole["none"] = without_call(talk, 1, 0)
+    whole = {key: replace_result(talk, 1, 0, result) for key, result in results.items()}
+    whole["none"] = remove_call(talk, 1, 0)
     assert variants.keys() == whole.keys()
     for key, messages in whole.items():
         moved = len(talk) - len(messages)
         pieces = rendered(writer.rendering, messages, 1, [2 - moved, 4 - moved, 5 - moved])
         ids = [token for piece in pieces for token in piece]
-        own, expected = ([token for token in some if token not in encoding.bos] for some in (variants[key].ids, ids))
+        own, expected = (
+            [token for token in some if token not in encoding.bos_ids] for some in (variants[key].token_ids, ids)
+        )
         assert own == expected
 
 
@@ -107,21 +109,21 @@ def test_the_end_of_a_long_text_has_the_tokens_that_it_has_in_the_whole_text(enc
     encoding.tokenizer.chat_template = (TEMPLATES / "llama3.jinja").read_text("utf-8")
     rendering = choose_rendering("auto", encoding)
     text = "".join(f"{encoding.tokenizer.eos_token or encoding.tokenizer.bos_token}line {n}\n" for n in range(900))
-    assert rendering.encode_last_tokens(text, 40) == rendering.ids(text)[-40:]
-    assert rendering.encode_last_tokens("short", 40) == rendering.ids("short")
+    assert rendering.encode_last_tokens(text, 40) == rendering.encode_text(text)[-40:]
+    assert rendering.encode_last_tokens("short", 40) == rendering.encode_text("short")
 
 
 def test_a_sequence_begins_with_bos_once_whether_or_not_the_template_writes_it(
     encoding: Encoding, tmp_path: Path
 ) -> None:
-    [bos] = encoding.bos
+    [bos] = encoding.bos_ids
     for template in (None, (TEMPLATES / "llama3.jinja").read_text("utf-8")):
         encoding.tokenizer.chat_template = template
         for tokens in (0, 8, 1024):
             writer = VariantWriter(settings_at(tmp_path, context_tokens=tokens).traces, encoding, 2048)
-            variants = writer.variants(CallToJudge(TALK, 1, 0, ("-3 degrees", "40 degrees")))
+            variants = writer.write_variants(CallToJudge(TALK, 1, 0, ("-3 degrees", "40 degrees")))
             assert isinstance(variants, dict)
-            assert {(one.ids[0], one.ids.count(bos)) for one in variants.values()} == {(bos, 1)}
+            assert {(one.token_ids[0], one.token_ids.count(bos)) for one in variants.values()} == {(bos, 1)}
 
 
 @pytest.mark.parametrize(
@@ -169,19 +171,22 @@ def test_a_template_that_is_slow_over_a_long_conversation_is_taken(encoding: Enc
 def test_a_special_token_in_a_result_ends_no_message(encoding: Encoding) -> None:
     token = encoding.tokenizer.eos_token or encoding.tokenizer.bos_token
     rendering = choose_rendering("auto", encoding)
-    pieces = rendered(rendering, with_result(TALK, 1, 0, f"17{token}Assistant: It is 17 degrees."), 1, [2])
+    pieces = rendered(rendering, replace_result(TALK, 1, 0, f"17{token}Assistant: It is 17 degrees."), 1, [2])
     assert encoding.tokenizer.convert_tokens_to_ids(token) not in [one for piece in pieces for one in piece]
 
 
 def test_a_window_says_which_words_count(engine: Engine, tmp_path: Path) -> None:
     read = {}
-    for window in WINDOWS:
+    for window in WINDOWS_BY_NAME:
         writer = VariantWriter(settings_at(tmp_path, window=window).traces, engine.encoding, 2048)
-        variants = writer.variants(CallToJudge(TALK, 1, 0, ("-3 degrees", "40 degrees")))
+        variants = writer.write_variants(CallToJudge(TALK, 1, 0, ("-3 degrees", "40 degrees")))
         assert isinstance(variants, dict)
-        texts = {engine.encoding.tokenizer.decode([one.ids[at] for at in one.positions]) for one in variants.values()}
+        texts = {
+            engine.encoding.tokenizer.decode([one.token_ids[at] for at in one.weighted_positions])
+            for one in variants.values()
+        }
         [read[window]] = texts
-        assert sum(variants["own"].weights) == pytest.approx(1)
+        assert sum(variants["own"].token_weights) == pytest.approx(1)
     assert read["next"].strip() == "It is 17 degrees."
     assert "Lyon" in read["next_words"]
     assert read["answer"].strip() == "23 degrees."
@@ -192,15 +197,18 @@ def test_a_window_ends_where_the_context_does_and_before_the_next_message_there_
     engine: Engine, tmp_path: Path
 ) -> None:
     def places(length: int) -> int | str:
-        found = VariantWriter(settings_at(tmp_path).traces, engine.encoding, length).variants(asked)
-        return found if isinstance(found, str) else len(found["own"].positions)
+        found = VariantWriter(settings_at(tmp_path).traces, engine.encoding, length).write_variants(asked)
+        return found if isinstance(found, str) else len(found["own"].weighted_positions)
 
     asked = CallToJudge(TALK, 1, 0, ("-3 degrees", "40 degrees"))
     counts = [places(length) for length in (2048, *range(1024, 0, -4))]
     whole, *fewer = dict.fromkeys(counts)
     writer = VariantWriter(settings_at(tmp_path, window="next").traces, engine.encoding, 2048)
-    next_message = writer.variants(asked)
-    assert isinstance(next_message, dict) and fewer[-2:] == [len(next_message["own"].positions), "does_not_fit"]
+    next_message = writer.write_variants(asked)
+    assert isinstance(next_message, dict) and fewer[-2:] == [
+        len(next_message["own"].weighted_positions),
+        "does_not_fit",
+    ]
     assert sorted(fewer[:-1], key=int, reverse=True) == fewer[:-1] and whole > fewer[0]
 
 
@@ -210,11 +218,11 @@ def test_a_call_gets_results_of_other_conversations_that_differ() -> None:
         (f"talk {n % 5}", RecordedCall("x", {"n": n}, result=one, failed="Error" in one))
         for n, one in enumerate(results)
     ]
-    given = exchange([*calls, ("talk 9", RecordedCall("y", {}, result="1"))], 2)
+    given = choose_other_results_of_calls([*calls, ("talk 9", RecordedCall("y", {}, result="1"))], 2)
     for (document, call), told in zip(calls, given, strict=False):
         assert len(set(told)) == 2
         assert call.result not in told
         assert "Error: no" not in told
         assert all(document != other for other, donor in calls if donor.result in told and donor.result != "success")
     assert given[-1] == ()
-    assert exchange(calls[::-1], 2) == given[-2::-1]
+    assert choose_other_results_of_calls(calls[::-1], 2) == given[-2::-1]

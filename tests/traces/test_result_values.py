@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.traces.pools import string_pools
 from toolformer_dag.traces.exchanged_values import exchange_values, redraw_digits
-from toolformer_dag.traces.result_values import have_same_values, normalize_words, result_values
+from toolformer_dag.traces.result_values import find_result_values, have_same_values, normalize_words
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(10**9), 10**9), st.floats(-1e6, 1e6, allow_nan=False), st.text(max_size=20)
@@ -73,27 +73,27 @@ def test_the_order_of_keys_and_the_form_of_json_do_not_matter(value: dict[str, o
 @given(RESULTS)
 def test_values_stand_where_they_are_said_to_stand(result: str) -> None:
     end = 0
-    for value in result_values(result):
+    for value in find_result_values(result):
         assert end <= value.start <= value.end <= len(result)
         end = value.end
-        if not value.quote:
+        if not value.quotation_mark:
             assert result[value.start : value.end] == value.text
 
 
 @example("{N", "")
 @given(RESULTS, st.text(max_size=20))
 def test_an_exchanged_result_has_other_values_in_the_same_structure(result: str, identity: str) -> None:
-    exchanged = exchange_values(result, tool="weather", seed=identity, before="", pools=POOLS)
+    exchanged = exchange_values(result, tool="weather", seed=identity, text_before="", string_pools=POOLS)
     if exchanged is None:
         return
     assert not have_same_values(result, exchanged)
-    assert exchanged == exchange_values(result, tool="weather", seed=identity, before="", pools=POOLS)
-    assert [value.key for value in result_values(exchanged)] == [value.key for value in result_values(result)]
+    assert exchanged == exchange_values(result, tool="weather", seed=identity, text_before="", string_pools=POOLS)
+    assert [value.key for value in find_result_values(exchanged)] == [value.key for value in find_result_values(result)]
 
 
 @given(JSON_RESULTS, st.text(max_size=20))
 def test_exchanged_json_is_json_with_values_of_the_same_types(value: dict[str, object], identity: str) -> None:
-    exchanged = exchange_values(json.dumps(value), tool="weather", seed=identity, before="", pools=POOLS)
+    exchanged = exchange_values(json.dumps(value), tool="weather", seed=identity, text_before="", string_pools=POOLS)
     if exchanged is not None:
         assert _types(json.loads(exchanged)) == _types(value)
 
@@ -108,7 +108,7 @@ def _types(value: object) -> object:
 
 def test_values_that_were_said_before_the_call_stay() -> None:
     result = '{"city": "Porto", "degrees": 17, "sky": "clear"}'
-    exchanged = exchange_values(result, "weather", "a call", before='{"city": "Porto"}', pools=POOLS)
+    exchanged = exchange_values(result, "weather", "a call", text_before='{"city": "Porto"}', string_pools=POOLS)
     assert exchanged is not None
     read = json.loads(exchanged)
     assert read["city"] == "Porto"
@@ -118,7 +118,9 @@ def test_values_that_were_said_before_the_call_stay() -> None:
 
 def test_numbers_dates_and_times_in_a_message_that_were_said_before_stay() -> None:
     message = '{"message": "Dinner on 2023-05-01 at 10:00, table 14"}'
-    exchanged = exchange_values(message, "book", "a call", before="Dinner, 2023-05-01, 10:00 please", pools=POOLS)
+    exchanged = exchange_values(
+        message, "book", "a call", text_before="Dinner, 2023-05-01, 10:00 please", string_pools=POOLS
+    )
     assert exchanged is not None
     assert exchanged.startswith('{"message": "Dinner on 2023-05-01 at 10:00, table ')
     assert "14" not in exchanged
@@ -126,18 +128,20 @@ def test_numbers_dates_and_times_in_a_message_that_were_said_before_stay() -> No
 
 @pytest.mark.parametrize("result", ["", "success", '{"status": "success"}', '{"city": "Porto"}', '{"a": null}', "{}"])
 def test_a_result_that_adds_no_value_cannot_be_exchanged(result: str) -> None:
-    assert exchange_values(result, "weather", "a call", before="How is it in Porto?", pools=POOLS) is None
+    assert exchange_values(result, "weather", "a call", text_before="How is it in Porto?", string_pools=POOLS) is None
 
 
 def test_a_value_that_occurs_twice_is_exchanged_for_the_same_one() -> None:
-    exchanged = exchange_values('{"id": "AB-129x", "of": ["AB-129x"]}', "weather", "a call", before="", pools=POOLS)
+    exchanged = exchange_values(
+        '{"id": "AB-129x", "of": ["AB-129x"]}', "weather", "a call", text_before="", string_pools=POOLS
+    )
     assert exchanged is not None
     read = json.loads(exchanged)
     assert read["id"] == read["of"][0] != "AB-129x"
 
 
 def test_a_truncated_result_is_exchanged_as_far_as_it_goes() -> None:
-    exchanged = exchange_values('{"rows": [{"n": 41}, {"n": 5', "weather", "a call", before="", pools=POOLS)
+    exchanged = exchange_values('{"rows": [{"n": 41}, {"n": 5', "weather", "a call", text_before="", string_pools=POOLS)
     assert exchanged is not None
     assert exchanged.startswith('{"rows": [{"n": ')
     assert "41" not in exchanged
@@ -163,7 +167,7 @@ def test_dates_and_times_stay_possible() -> None:
 def test_a_further_result_changes_an_exchange_only_to_its_own_string(cities: list[str]) -> None:
     def exchanged(some: list[str]) -> str | None:
         pools = string_pools(("weather", json.dumps({"city": city})) for city in some)
-        return exchange_values('{"city": "Porto"}', "weather", "a call", before="", pools=pools)
+        return exchange_values('{"city": "Porto"}', "weather", "a call", text_before="", string_pools=pools)
 
     before = exchanged(cities[:-1])
     after = exchanged(cities)

@@ -25,8 +25,8 @@ from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.traces import call_losses, exchanged_results, recorded_conversations
-from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
-from toolformer_dag.traces.windows import WINDOWS, Window
+from toolformer_dag.traces.judgement import Judgement, get_traces_database_path, judge_traces
+from toolformer_dag.traces.windows import WINDOWS_BY_NAME, Window
 
 CALLS = "SELECT * EXCLUDE (conversation, source) FROM trace_calls ORDER BY ALL"
 GOLDEN = Path(__file__).parent / "golden"
@@ -34,7 +34,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def judged(settings: Settings, files: list[str]) -> Judgement:
     """Judge files in a project."""
-    return judge_traces(settings, files, traces_database(settings))
+    return judge_traces(settings, files, get_traces_database_path(settings))
 
 
 def asked(judgement: Judgement, sql: str = CALLS) -> pl.DataFrame:
@@ -62,11 +62,11 @@ def test_other_weights_of_the_papers_window_make_its_verdicts_stale_and_no_other
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = (1.0, 0.5)
-    changed = Window(tokens=len(weights), weights=weights)
-    plans = {name: Plan.of(settings_at(tmp_path, window=name)) for name in WINDOWS}
-    before = {name: call_losses.settings(plan, None) for name, plan in plans.items()}
-    monkeypatch.setitem(WINDOWS, "paper", changed)
-    stale = {name for name, plan in plans.items() if call_losses.settings(plan, None) != before[name]}
+    changed = Window(max_tokens=len(weights), fixed_weights=weights)
+    plans = {name: Plan.from_settings(settings_at(tmp_path, window=name)) for name in WINDOWS_BY_NAME}
+    before = {name: call_losses.collect_settings(plan, None) for name, plan in plans.items()}
+    monkeypatch.setitem(WINDOWS_BY_NAME, "paper", changed)
+    stale = {name for name, plan in plans.items() if call_losses.collect_settings(plan, None) != before[name]}
     assert stale == {"paper"}
 
 
@@ -77,7 +77,7 @@ def test_a_file_more_is_read_and_judged_alone(tmp_path: Path) -> None:
     before = asked(judged(settings, files[:2]), "FROM trace_calls ORDER BY ALL")
     blank_unseen(tmp_path / "0.jsonl")
     more = judged(settings, files)
-    assert more.losses == {"computed": 60, "reused": 0}
+    assert more.loss_counts == {"computed": 60, "reused": 0}
     measured = [
         name for name in before.columns if name not in ("verdict", "reason", "threshold")
     ]  # of the others' threshold
@@ -105,9 +105,9 @@ def test_a_file_that_was_moved_costs_no_loss(tmp_path: Path) -> None:
     calls = asked(first)
     moved = str(Path(source).rename(tmp_path / "moved.jsonl"))
     again = judged(settings, [moved])
-    assert again.losses == {"computed": 0, "reused": 0} and asked(again).equals(calls)
+    assert again.loss_counts == {"computed": 0, "reused": 0} and asked(again).equals(calls)
     with_more_swaps = judged(settings_at(tmp_path, swaps=1 + settings.traces.swaps), [moved])
-    assert with_more_swaps.losses == {"computed": 16, "reused": 80}
+    assert with_more_swaps.loss_counts == {"computed": 16, "reused": 80}
 
 
 def test_a_tool_that_is_rare_in_a_file_borrows_results_of_other_files(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "bo
 
 
 def test_many_small_files_share_parts_and_one_more_touches_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation_shards, "GROUP_FILES", 32)
+    monkeypatch.setattr(conversation_shards, "MAX_GROUP_FILES", 32)
     settings = settings_at(tmp_path)
     folder = tmp_path / "traces"
     folder.mkdir()
@@ -135,9 +135,9 @@ def test_many_small_files_share_parts_and_one_more_touches_one(tmp_path: Path, m
         write_lines(folder / f"{number}.json", [{"messages": [{"role": "user", "content": f"{number}"}, CALL]}])
 
     def groups() -> dict[str, Any]:
-        shards = Plan.of(with_source(settings, folder)).conversations
+        shards = Plan.from_settings(with_source(settings, folder)).conversation_shards_by_name
         assert all(isinstance(shard, GroupShard) for shard in shards.values())
-        return {name: shard.stamp() for name, shard in shards.items()}
+        return {name: shard.read_stamp() for name, shard in shards.items()}
 
     before = groups()
     assert 3 < len(before) < 20
@@ -146,7 +146,7 @@ def test_many_small_files_share_parts_and_one_more_touches_one(tmp_path: Path, m
     changed = [name for name, stamp in groups().items() if before.get(name) != stamp]
     assert len(changed) <= 2  # two where the file has split its group
     again = judged(settings, [str(folder)])
-    assert again.conversations == 101
+    assert again.conversation_count == 101
     assert asked(again, "SELECT count(*) FROM trace_messages").item() == 202
 
 
@@ -166,9 +166,9 @@ def test_nothing_of_a_damaged_file_is_used_and_the_others_are(tmp_path: Path, mo
     (folder / "cut.jsonl.gz").write_bytes(gzip.compress(Path(folder / "0.jsonl").read_bytes() * 500)[:-12])
     reasons = "SELECT source, reason FROM trace_rejections ORDER BY ALL"
     for many_files in (64, 2):  # each file a shard, then all in a group
-        monkeypatch.setattr(conversation_shards, "MANY_FILES", many_files)
+        monkeypatch.setattr(conversation_shards, "MAX_UNGROUPED_FILES", many_files)
         judgement = judged(settings, [str(folder)])
-        assert (judgement.conversations, judgement.rejected) == (4, 1)
+        assert (judgement.conversation_count, judgement.rejection_count) == (4, 1)
         assert asked(judgement, reasons).rows() == [("cut.jsonl.gz", "truncated_gzip")]
     with pytest.raises(UserError, match="compressed data is wrong"):
         judged(settings, [str(folder / "cut.jsonl.gz")])
@@ -198,30 +198,30 @@ def test_two_judges_of_different_files_over_one_lake_disturb_each_other_in_nothi
         (tmp_path / name).mkdir()
         files.append(write_lines(tmp_path / name / "traces.jsonl", made[16 * number : 16 * number + 16]))
         judgement = judged(settings_at(alone), [files[-1]])
-        expected.append((judgement.summary, asked(judgement, CALLS)))
+        expected.append((judgement.summary_line, asked(judgement, CALLS)))
     settings = settings_at(tmp_path)
     databases = [tmp_path / f"{name}.duckdb" for name in "ab"]
     with ThreadPoolExecutor(2) as threads:
         judgements = list(threads.map(lambda n: judge_traces(settings, [files[n]], databases[n]), range(2)))
     for judgement, (summary, calls) in zip(judgements, expected, strict=True):
-        assert judgement.summary == summary
-        assert judgement.losses["computed"] == 80
+        assert judgement.summary_line == summary
+        assert judgement.loss_counts["computed"] == 80
         assert_frame_equal(asked(judgement), calls, abs_tol=1e-5)
-    assert judged(settings, files).losses["computed"] == 0
+    assert judged(settings, files).loss_counts["computed"] == 0
 
 
 CHILD = """
 import sys
 from pathlib import Path
 from tests.traces.test_trace_stages import of_two_workers
-from toolformer_dag.traces.judgement import judge_traces, traces_database
+from toolformer_dag.traces.judgement import judge_traces, get_traces_database_path
 
 def note(table, done, total):
     Path("progress").write_text(f"{table.name} {done}")
 
 if __name__ == "__main__":
     settings = of_two_workers(Path.cwd())
-    judge_traces(settings, ["traces.jsonl"], traces_database(settings), note)
+    judge_traces(settings, ["traces.jsonl"], get_traces_database_path(settings), note)
 """
 
 
@@ -252,7 +252,7 @@ def test_a_killed_judge_goes_on_and_computes_at_most_a_chunk_per_worker_again(
     stored = [pl.read_parquet(file).height for file in tmp_path.rglob("traces/losses/*/*.parquet")]
     rest = judged(settings.model_copy(update={"execution": settings_at(tmp_path).execution}), ["traces.jsonl"])
     assert 5 * calls <= sum(stored) < 240
-    assert sum(stored) + rest.losses["computed"] == 240  # what was stored is not computed again
+    assert sum(stored) + rest.loss_counts["computed"] == 240  # what was stored is not computed again
     other = tmp_path / "other"
     other.mkdir()
     undisturbed = judged(settings_at(other), [write_lines(other / "traces.jsonl", records(48))])
@@ -275,8 +275,12 @@ def test_lines_that_come_and_go_change_few_donors(tmp_path: Path) -> None:
     for count in (380, 400):
         some = random.Random(1).sample(made[:count], count) if count == 400 else made[:count]
         judgement = judged(settings, [write_lines(tmp_path / "traces.jsonl", some)])
-        table = judgement.plan.lake.table(exchanged_results.NAME).scan(judgement.plan.conversations)
-        talks = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
+        table = judgement.plan.lake.get_table(exchanged_results.TABLE_NAME).scan_parts(
+            judgement.plan.conversation_shards_by_name
+        )
+        talks = judgement.plan.lake.get_table(recorded_conversations.TABLE_NAME).scan_parts(
+            judgement.plan.conversation_shards_by_name
+        )
         rows = table.join(talks, on="conversation").select("messages", "call", "results").collect()
         swaps.append({(messages, call): results for messages, call, results in rows.iter_rows()})
     before, after = swaps

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.traces.conftest import settings_at
-from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, with_result, without_call
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, remove_call, replace_result
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateMessage
-from toolformer_dag.traces.rendering_choice import HERMES, PLAIN
+from toolformer_dag.traces.rendering_choice import HERMES_TEMPLATE, PLAIN_TEMPLATE
 from toolformer_dag.traces.units import CallPosition, iter_call_positions
-from toolformer_dag.traces.windows import WINDOWS
+from toolformer_dag.traces.windows import WINDOWS_BY_NAME
 from toolformer_dag.traces.written_conversation import Pieces, WrittenConversation
 
 TEMPLATES = Path(__file__).parents[1] / "exports" / "templates"
@@ -31,7 +31,7 @@ FORGETFUL = (
 def templates() -> dict[str, str]:
     """Templates by name: of models, our own, and the forgetful one."""
     of_models = {name: (TEMPLATES / f"{name}.jinja").read_text("utf-8") for name in ("qwen", "llama3", "mistral")}
-    return {**of_models, "hermes": HERMES, "plain": PLAIN, "forgetful": FORGETFUL}
+    return {**of_models, "hermes": HERMES_TEMPLATE, "plain": PLAIN_TEMPLATE, "forgetful": FORGETFUL}
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,10 @@ def cut_by_rendering_each_beginning(
     """The pieces, slowly: the whole conversation is rendered anew up to each cut. None where they do not fit."""
 
     def beginning(end: int, *, with_message: bool = False, generation_prompt: bool = False) -> str:
-        written = [one for message in messages[:end] for one in rendering.template_messages(message)]
+        written = [one for message in messages[:end] for one in rendering.build_template_messages(message)]
         if with_message:
-            written.append(rendering.template_messages(messages[end])[0])
-        return rendering.text(written, generation_prompt)
+            written.append(rendering.build_template_messages(messages[end])[0])
+        return rendering.render_text(written, generation_prompt)
 
     try:
         text = beginning(weighted[-1], with_message=True)
@@ -59,7 +59,7 @@ def cut_by_rendering_each_beginning(
             prompt = beginning(number, generation_prompt=True)
             words = beginning(number, with_message=True)
             beginnings += [prompt, words]
-            cuts += [len(prompt), max(len(prompt), len(words.removesuffix(rendering.end)))]
+            cuts += [len(prompt), max(len(prompt), len(words.removesuffix(rendering.text_after_answer)))]
     except RenderingError:
         return None
     if not all(text.startswith(some) for some in beginnings):
@@ -73,7 +73,7 @@ def cut(
 ) -> Pieces | None:
     """The pieces as they are cut by the product; None where it refuses the conversation."""
     try:
-        return WrittenConversation.of(rendering, messages).pieces(call_message, weighted)
+        return WrittenConversation.from_recorded_messages(rendering, messages).cut_around_unit(call_message, weighted)
     except RenderingError:
         return None
 
@@ -108,15 +108,15 @@ def test_pieces_are_those_of_the_whole_conversation(
     name: str, messages: tuple[RecordedMessage, ...], data: st.DataObject, encoding: Encoding
 ) -> None:
     rendering = Rendering(name, templates()[name], encoding.tokenizer)
-    window = WINDOWS[data.draw(st.sampled_from(sorted(WINDOWS)))]
-    written = WrittenConversation.of(rendering, messages)
+    window = WINDOWS_BY_NAME[data.draw(st.sampled_from(sorted(WINDOWS_BY_NAME)))]
+    written = WrittenConversation.from_recorded_messages(rendering, messages)
     for place in iter_call_positions(messages):
-        weighted = window.weighted_messages(messages, range(place.message + 1, len(messages)))
+        weighted = window.list_weighted_message_indexes(messages, range(place.message_index + 1, len(messages)))
         if not weighted:
             continue
-        expected = cut_by_rendering_each_beginning(rendering, messages, place.message, weighted)
-        assert cut(rendering, messages, place.message, weighted) == expected
-        has_result = messages[place.message].calls[place.call].result is not None
+        expected = cut_by_rendering_each_beginning(rendering, messages, place.message_index, weighted)
+        assert cut(rendering, messages, place.message_index, weighted) == expected
+        has_result = messages[place.message_index].calls[place.call_index].result is not None
         if expected is not None and has_result:
             check_others(rendering, written, expected, messages, place, weighted)
 
@@ -130,28 +130,28 @@ def check_others(
     weighted: list[int],
 ) -> None:
     """A conversation with another result, or without the call, has the text that the template writes of the whole."""
-    message = messages[place.message]
-    others = [with_result([message], 0, place.call, "-3 <b>"), without_call([message], 0, place.call)]
+    message = messages[place.message_index]
+    others = [replace_result([message], 0, place.call_index, "-3 <b>"), remove_call([message], 0, place.call_index)]
     texts = []
     for other in others:
-        whole = (*messages[: place.message], *other, *messages[place.message + 1 :])
+        whole = (*messages[: place.message_index], *other, *messages[place.message_index + 1 :])
         texts.append(text_up_to(rendering, whole, weighted[-1] + len(other) - 1))
     try:
-        pieces = written.pieces_of_others(recorded, place.message, others, weighted)
+        pieces = written.cut_other_conversations(recorded, place.message_index, others, weighted)
     except RenderingError:
         return
     for piece, text in zip(pieces, texts, strict=True):
-        assert piece.words == recorded.words
+        assert piece.word_texts == recorded.word_texts
         # A template that wants roles to alternate may refuse the whole without the call, and not the part around it.
-        assert text in ("".join([*piece.texts, piece.rest]), "refused")
+        assert text in ("".join([*piece.texts_without_ending, piece.ending]), "refused")
 
 
 def text_up_to(rendering: Rendering, messages: Sequence[RecordedMessage], last: int) -> str:
     """What the template writes of a conversation up to a message, without its results; "refused" where nothing."""
-    written = [one for message in messages[:last] for one in rendering.template_messages(message)]
-    written.append(rendering.template_messages(messages[last])[0])
+    written = [one for message in messages[:last] for one in rendering.build_template_messages(message)]
+    written.append(rendering.build_template_messages(messages[last])[0])
     try:
-        return rendering.text(written)
+        return rendering.render_text(written)
     except RenderingError:
         return "refused"
 
@@ -163,7 +163,7 @@ class CountingRendering(Rendering):
 
     def text(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
         self.messages += len(messages)
-        return super().text(messages, generation_prompt)
+        return super().render_text(messages, generation_prompt)
 
 
 def messages_rendered(rendering: CountingRendering, turns: int) -> int:
@@ -175,13 +175,15 @@ def messages_rendered(rendering: CountingRendering, turns: int) -> int:
         messages.append(RecordedMessage("assistant", "", (call,)))
         messages.append(RecordedMessage("assistant", f"{turn} degrees."))
     rendering.messages = 0
-    written = WrittenConversation.of(rendering, messages)
+    written = WrittenConversation.from_recorded_messages(rendering, messages)
     for place in iter_call_positions(messages):
-        weighted = WINDOWS["next_words"].weighted_messages(messages, range(place.message + 1, len(messages)))
-        recorded = written.pieces(place.message, weighted)
-        message = messages[place.message]
-        others = [with_result([message], 0, 0, "-3"), without_call([message], 0, 0)]
-        written.pieces_of_others(recorded, place.message, others, weighted)
+        weighted = WINDOWS_BY_NAME["next_words"].list_weighted_message_indexes(
+            messages, range(place.message_index + 1, len(messages))
+        )
+        recorded = written.cut_around_unit(place.message_index, weighted)
+        message = messages[place.message_index]
+        others = [replace_result([message], 0, 0, "-3"), remove_call([message], 0, 0)]
+        written.cut_other_conversations(recorded, place.message_index, others, weighted)
     return rendering.messages
 
 

@@ -15,15 +15,21 @@ from benchmarks.training_memory import RECIPES, config_of, train
 from tests.training.test_recipes import saved
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.launch import GB, check_finetuning, estimate_memory_need
-from toolformer_dag.training.sequences import compute_training_steps, draw_batch_order, examples, packed, windows
-from toolformer_dag.training.trainer import choose_device_batch
+from toolformer_dag.training.launch import BYTES_PER_GB, check_finetuning, estimate_memory_need
+from toolformer_dag.training.sequences import (
+    build_examples,
+    compute_step_count,
+    draw_batch_order,
+    iter_windows,
+    pack_parts,
+)
+from toolformer_dag.training.trainer import choose_device_batch_size
 from toolformer_dag.training.training_report import TrainingError
 
 
 @given(st.lists(st.integers(), min_size=2, max_size=60), st.integers(2, 20))
 def test_windows_predict_every_token_once(ids: list[int], length: int) -> None:
-    found = list(windows(ids, length))
+    found = list(iter_windows(ids, length))
     assert all(2 <= len(window) <= length for window in found)
     assert [token for window in found for token in window[1:]] == ids[1:]
     assert found[0][0] == ids[0]
@@ -32,7 +38,7 @@ def test_windows_predict_every_token_once(ids: list[int], length: int) -> None:
 
 @given(st.lists(st.lists(st.integers(), min_size=2, max_size=16), max_size=40))
 def test_packing_loses_nothing_and_fills_sequences(parts: list[list[int]]) -> None:
-    sequences = packed(parts, 16)
+    sequences = pack_parts(parts, 16)
     assert sorted(part for sequence in sequences for part in sequence) == sorted(parts)
     filled = [sum(map(len, sequence)) for sequence in sequences]
     assert all(length <= 16 for length in filled)
@@ -44,24 +50,22 @@ def test_a_text_is_a_sequence_with_its_ends(tiny_model: Callable[..., LanguageMo
     encoding = tiny_model("gptj", bos=bos).encoding
     text = "Ada had 17 apples."
     plain = encoding.tokenizer(text, add_special_tokens=False).input_ids
-    made = examples(encoding, [text, "", text * 10], 64)
+    made = build_examples(encoding, [text, "", text * 10], 64)
     assert made.sequences[0] == ([0] * bos + plain + [0],)
-    assert (made.texts, made.split, made.empty) == (3, 1, 1)
-    assert made.tokens == sum(len(part) for parts in made.sequences for part in parts)
+    assert (made.text_count, made.split_text_count, made.empty_text_count) == (3, 1, 1)
+    assert made.token_count == sum(len(part) for parts in made.sequences for part in parts)
 
 
 def test_the_string_of_a_special_token_ends_no_example(tiny_model: Callable[..., LanguageModel]) -> None:
     encoding = tiny_model("gptj").encoding
-    [[sequence]] = examples(encoding, ["Ada wrote <end> and went on."], 64).sequences
+    [[sequence]] = build_examples(encoding, ["Ada wrote <end> and went on."], 64).sequences
     assert sequence.index(0) == len(sequence) - 1
     assert encoding.tokenizer.decode(sequence[:-1]) == "Ada wrote <end> and went on."
 
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=80), st.integers(1, 16), st.integers(1, 4), st.integers(0, 9))
 def test_every_sequence_is_in_every_epoch(lengths: list[int], batch_size: int, epochs: int, seed: int) -> None:
-    steps = compute_training_steps(
-        len(lengths), TrainingSettings(batch_size=batch_size, max_steps=10_000, epochs=epochs)
-    )
+    steps = compute_step_count(len(lengths), TrainingSettings(batch_size=batch_size, max_steps=10_000, epochs=epochs))
     order = draw_batch_order(lengths, batch_size, steps, seed)
     assert len(order) == steps * batch_size
     counts = Counter(order)
@@ -96,21 +100,24 @@ def test_batches_hold_like_lengths_in_shuffled_order() -> None:
 )
 def test_the_run_ends_with_passes_epochs_or_steps(texts: int, given: dict[str, Any], steps: int) -> None:
     settings = TrainingSettings(**{"batch_size": 32, "max_steps": 2000, **given})
-    assert compute_training_steps(texts, settings.over(texts)) == steps
+    assert compute_step_count(texts, settings.with_default_passes(texts)) == steps
 
 
 def test_only_checkpoints_that_passed_over_their_texts_more_often_are_other_ones() -> None:
     settings = TrainingSettings(batch_size=32, max_steps=2000)
-    assert settings.over(6400).determining() == settings.determining()
-    assert settings.over(6399).determining() == {**settings.determining(), "passes": 10}
+    assert settings.with_default_passes(6400).select_weight_settings() == settings.select_weight_settings()
+    assert settings.with_default_passes(6399).select_weight_settings() == {
+        **settings.select_weight_settings(),
+        "passes": 10,
+    }
 
 
 def test_a_batch_is_shared_exactly() -> None:
     settings = TrainingSettings(batch_size=24, device_batch_size=7)
-    assert choose_device_batch(settings, 1) == 6
-    assert choose_device_batch(settings, 8) == 3
+    assert choose_device_batch_size(settings, 1) == 6
+    assert choose_device_batch_size(settings, 8) == 3
     with pytest.raises(TrainingError, match="5 processes"):
-        choose_device_batch(settings, 5)
+        choose_device_batch_size(settings, 5)
 
 
 GPTJ = GPTJConfig()
@@ -144,7 +151,7 @@ def test_known_models_on_a_gpu(
     need = estimate_memory_need(
         config, TrainingSettings(**recipe), 1024, processes, on_gpu=True, trust_remote_code=False
     )
-    assert sum(need) / GB == pytest.approx(gigabytes, rel=0.01)
+    assert sum(need) / BYTES_PER_GB == pytest.approx(gigabytes, rel=0.01)
 
 
 @pytest.mark.long

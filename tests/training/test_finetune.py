@@ -27,7 +27,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.recipe import objective_of
-from toolformer_dag.training.trainer import prepare
+from toolformer_dag.training.trainer import prepare_run
 from toolformer_dag.training.training_report import (
     Point,
     TrainingData,
@@ -35,8 +35,8 @@ from toolformer_dag.training.training_report import (
     TrainingReport,
     build_run_identity,
     find_last_complete_checkpoint,
-    read_report,
-    write_record,
+    read_training_report,
+    write_training_record,
 )
 
 TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
@@ -103,7 +103,7 @@ def test_best_checkpoint_is_published(base: ModelSettings, tmp_path: Path) -> No
     assert [point.step for point in report.heldout] == [0, 4, 8, 12]
     assert report.losses[-1].value < 0.7 * report.losses[0].value
     best = min(report.heldout[1:], key=lambda point: point.value)
-    assert (report.best_step, report.best) == (best.step, best)
+    assert (report.best_step, report.best_point) == (best.step, best)
     assert perplexity_by_hand(Path(base.name), HELDOUT) == pytest.approx(report.heldout[0].value, rel=1e-4)
     assert perplexity_by_hand(tmp_path / "out", HELDOUT) == pytest.approx(best.value, rel=1e-4)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -118,8 +118,8 @@ def test_held_out_texts_decide_which_checkpoint_wins(base: ModelSettings, tmp_pa
     unlike = ["zzz qqq xxx " * 5]
     report = finetune(base, TrainingData(TEXTS, unlike), SETTINGS, tmp_path / "out")
     assert 0 < report.best_step < report.steps
-    assert report.best.value < report.heldout[-1].value
-    assert perplexity_by_hand(tmp_path / "out", unlike) == pytest.approx(report.best.value, rel=1e-4)
+    assert report.best_point.value < report.heldout[-1].value
+    assert perplexity_by_hand(tmp_path / "out", unlike) == pytest.approx(report.best_point.value, rel=1e-4)
 
 
 def test_a_finished_run_is_not_repeated_and_another_one_replaces_it(base: ModelSettings, tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ def test_a_finished_run_is_not_repeated_and_another_one_replaces_it(base: ModelS
     assert (out / "model.safetensors").stat().st_mtime_ns == written
     other = finetune(base, TrainingData(TEXTS[1:], HELDOUT), SETTINGS, out)
     assert not other.reused and other.fingerprint != first.fingerprint
-    assert read_report(out) == other
+    assert read_training_report(out) == other
 
 
 def fields(settings: TrainingSettings) -> dict[str, object]:
-    return {**settings.determining(), "device_batch_size": settings.device_batch_size}
+    return {**settings.select_weight_settings(), "device_batch_size": settings.device_batch_size}
 
 
 def test_accumulated_batches_train_the_same_model(base: ModelSettings, tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_the_window_of_the_attention_shortens_no_sequence(
     config = tmp_path / "base" / "config.json"
     windowed = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}
     config.write_text(json.dumps(json.loads(config.read_text()) | windowed))
-    train = prepare(ModelSettings(name=str(tmp_path / "base")), DATA, SETTINGS, tmp_path / "run").examples
-    assert train.split == 0 and max(len(ids) for [ids] in train.sequences) > 8
+    train = prepare_run(ModelSettings(name=str(tmp_path / "base")), DATA, SETTINGS, tmp_path / "run").training_examples
+    assert train.split_text_count == 0 and max(len(ids) for [ids] in train.sequences) > 8
 
 
 def test_a_model_with_a_config_within_its_config_is_trained_and_decodes(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_model_with_a_config_within_its_config_is_trained_and_decodes(tmp_path
     [written] = generate(
         load_model(ModelSettings(name=str(tmp_path / "out"), device="cpu")), ["Ada had"], {}, max_new_tokens=2
     )
-    assert written.tokens <= 2 and written.reason is None
+    assert written.token_count <= 2 and written.reason is None
 
 
 def test_nothing_to_train_on_is_an_error(base: ModelSettings, tmp_path: Path) -> None:
@@ -247,8 +247,8 @@ def test_rows_of_another_shape_and_another_metric_are_recorded_as_they_are(base:
         heldout=heldout,
         **counts,
     )
-    write_record(tmp_path, report, identity)
-    assert read_report(tmp_path) == report and report.best == heldout[1]
+    write_training_record(tmp_path, report, identity)
+    assert read_training_report(tmp_path) == report and report.best_point == heldout[1]
     written = json.loads((tmp_path / "training.json").read_text())["report"]
     assert written["heldout"] == [{"step": 0, "accuracy": 0.5}, {"step": 4, "accuracy": 0.75}]
 
@@ -312,5 +312,5 @@ def test_a_temperature_without_sampling_and_a_padding_beyond_the_embedding_keep_
 
 def test_a_loss_that_no_number_holds_is_never_the_best() -> None:
     objective = objective_of(SETTINGS)(tiny("gptj").encoding, SETTINGS)
-    assert objective.compared(numpy.array([[8000.0, 10.0], [1.0, 1.0]])) == math.inf
-    assert objective.compared(numpy.ones((1, 2))) == pytest.approx(math.e)
+    assert objective.compute_metric(numpy.array([[8000.0, 10.0], [1.0, 1.0]])) == math.inf
+    assert objective.compute_metric(numpy.ones((1, 2))) == pytest.approx(math.e)

@@ -16,14 +16,14 @@ from tests.processes import processes_with, wait_until_ended
 from tests.tiny_models import save
 from tests.training.test_finetune import DATA
 from toolformer_dag.model.loading import choose_fast_dtype
-from toolformer_dag.model.trials import list_trial_tokens
+from toolformer_dag.model.trials import list_trial_token_ids
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.launch import train
 from toolformer_dag.training.objective import LanguageModeling, compute_row_losses
-from toolformer_dag.training.recipe import check_apart, check_recipe
-from toolformer_dag.training.training_report import TrainingError, TrainingReport, read_report
+from toolformer_dag.training.recipe import check_packed_texts_apart, check_recipe
+from toolformer_dag.training.training_report import TrainingError, TrainingReport, read_training_report
 
 SETTINGS = TrainingSettings(batch_size=8, device_batch_size=4, learning_rate=1e-2, max_steps=12, eval_steps=4)
 
@@ -61,7 +61,7 @@ def perplexities(report: TrainingReport) -> list[float]:
 def test_packed_texts_cost_what_they_cost_alone(architecture: str) -> None:
     made = tiny(architecture)
     model = made.model.float()
-    check_apart(model, list_trial_tokens(made.encoding))
+    check_packed_texts_apart(model, list_trial_token_ids(made.encoding))
     parts = [[3, 5, 7, 9], [2, 4, 6], [8, 1, 3, 2, 5]]
     alone = sum(losses(model, [[part]]) for part in parts)
     together = losses(model, [[parts[0], parts[1]], [parts[2]]])
@@ -70,7 +70,7 @@ def test_packed_texts_cost_what_they_cost_alone(architecture: str) -> None:
 
 
 def losses(model: torch.nn.Module, rows: list[list[list[int]]]) -> torch.Tensor:
-    batch = LanguageModeling.collate(rows)
+    batch = LanguageModeling.collate_sequences(rows)
     labels = batch.pop("labels")
     with torch.no_grad():
         return compute_row_losses(model(**batch, use_cache=False).logits, labels).sum(0)
@@ -80,7 +80,7 @@ def test_a_model_without_attention_is_not_packed() -> None:
     torch.manual_seed(0)
     model = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4)).eval()
     with pytest.raises(TrainingError, match=r"MambaForCausalLM does not keep packed texts apart.*packing = false"):
-        check_apart(model, range(1, 31))
+        check_packed_texts_apart(model, range(1, 31))
 
 
 def test_packing_checkpointing_and_plain_training_learn_alike(base: ModelSettings, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_packing_checkpointing_and_plain_training_learn_alike(base: ModelSetting
     assert again.fingerprint == whole.fingerprint and difference(tmp_path / "plain", tmp_path / "checkpointed") < 1e-4
     packed = finetune(base, DATA, changed(packing=True, sequence_length=128), tmp_path / "packed")
     assert packed.examples < whole.examples and packed.tokens == whole.tokens
-    assert packed.best.value < 0.7 * packed.heldout[0].value
+    assert packed.best_point.value < 0.7 * packed.heldout[0].value
 
 
 def test_passes_in_bfloat16_over_float32_weights_learn_what_float32_learns(base: ModelSettings, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_bfloat16_learns_what_float32_learns(base: ModelSettings, tmp_path: Path
 
 def test_adapters_are_merged_into_a_plain_model(base: ModelSettings, tmp_path: Path) -> None:
     report = finetune(base, DATA, changed(lora_rank=4), tmp_path / "out")
-    assert report.best.value < 0.9 * report.heldout[0].value
+    assert report.best_point.value < 0.9 * report.heldout[0].value
     before = load_file(Path(base.name) / "model.safetensors")
     after = load_file(tmp_path / "out" / "model.safetensors")
     assert before.keys() == after.keys()
@@ -225,4 +225,4 @@ def test_processes_end_with_the_one_that_started_them(base: ModelSettings, tmp_p
 def test_what_ends_a_process_is_told(base: ModelSettings, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"batch of 7 cannot be shared by 2 processes.*multiple of 2"):
         train(base, DATA, changed(processes=2, batch_size=7), tmp_path / "out")
-    assert read_report(tmp_path / "out") is None
+    assert read_training_report(tmp_path / "out") is None

@@ -36,9 +36,9 @@ from tests.decoding.test_markers import FORMS, tokenizer_with
 from tests.runs.conftest import World
 from tests.tiny_models import tokenizer_of
 from tests.worlds import lay_out, make_model
-from toolformer_dag.computing.update import update
+from toolformer_dag.computing.update import update_table
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.computing.workers import Workers, local_processes
+from toolformer_dag.computing.workers import Workers, build_local_processes_executor
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.weights import ModelError
@@ -118,7 +118,7 @@ def test_a_server_gives_the_numbers_of_transformers_over_http(tmp_path):
     ) as url:
         engines = both(name, url=(url,))
         assert_same_numbers(engines)
-        assert all(engine.counts.samples > 0 for engine in engines)
+        assert all(engine.token_counts.samples > 0 for engine in engines)
         with pytest.raises(ModelError, match=f"model.url: {url} serves {name}, not .*other; start it with VLLM_"):
             ServedVllm([url], str(tmp_path / "other"), "float32", 1)
     with pytest.raises(ModelError, match=f"model.url: {url}/v1/models does not answer .*ConnectError"):
@@ -185,8 +185,8 @@ def test_a_line_in_vllm_has_the_rows_of_a_line_in_transformers(line, tmp_path):
     assert ours.keys() == theirs.keys()
     for name, rows in ours.items():
         assert_frame_equal(rows, theirs[name], abs_tol=1e-4, rel_tol=1e-4)
-    losses = other.lake.table("calculator/loss_deltas")
-    assert all(losses.pointer(part).record["backends"][0].startswith("vllm ") for part in losses.parts())
+    losses = other.lake.get_table("calculator/loss_deltas")
+    assert all(losses.read_pointer(part).record["backends"][0].startswith("vllm ") for part in losses.list_part_names())
     assert other.stale() == []  # the engine is in no fingerprint
 
 
@@ -203,11 +203,11 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_chunk_changes_no_row(line, t
             timers.append(Timer(0.2, os.kill, (child.pid, signal.SIGKILL)))
             timers[0].start()
 
-    workers = Workers(worker, tables, partial(local_processes, 1, list_table_outputs))
+    workers = Workers(worker, tables, partial(build_local_processes_executor, 1, list_table_outputs))
     try:
         for output in tables.values():
             asks = output.stage.name == "scored_candidates"
-            update(worker, workers, output, kill_soon if asks else lambda done, total: None)
+            update_table(worker, workers, output, kill_soon if asks else lambda done, total: None)
     finally:
         workers.close()
     assert timers and "another worker gets the chunk" in caplog.text

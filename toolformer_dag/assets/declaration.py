@@ -11,39 +11,48 @@ from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets.running import Running, note_failure, runs_alone, step, tag_outcome
+from toolformer_dag.assets.running import (
+    Running,
+    is_single_step_process,
+    record_failure,
+    tag_run_with_outcome,
+    track_step,
+)
 from toolformer_dag.computing.reasons import Reasons
-from toolformer_dag.files import UserError, explain_limit_met
+from toolformer_dag.files import UserError, explain_exceeded_limit
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
-from toolformer_dag.lake.session import session
-from toolformer_dag.lake.table import WHOLE, Lake
+from toolformer_dag.lake.session import enter_session
+from toolformer_dag.lake.table import WHOLE_TABLE_PART, Lake
 from toolformer_dag.processes import end_with_parent
-from toolformer_dag.resources import RESOURCES
-from toolformer_dag.resources.step_processes import step_tags
-from toolformer_dag.settings.setting_types import ASSET_GROUPS
+from toolformer_dag.resources import DAGSTER_RESOURCE_NAMES
+from toolformer_dag.resources.step_processes import build_step_tags
+from toolformer_dag.settings.setting_types import NON_LANE_GROUPS
 
-OWNERS = ["team:data"]
-EXPLORER = "http://127.0.0.1:3001/"
+ASSET_OWNERS = ["team:data"]
+EXPLORER_URL = "http://127.0.0.1:3001/"
 """The page of `toolformer-dag explore` on its usual port."""
-MEASURED_GROUPS = ("training", "evaluation", "tables")
+GROUPS_SHOWN_AS_RUNS = ("training", "evaluation", "tables")
 """The groups whose assets the page shows as evaluation, training and costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetDeclaration:
-    """An asset of the graph.
+    """An asset of the graph, as it is declared before Dagster knows it.
 
-    - `name`: such as "calculator/loss_deltas"
-    - `settings`: what determines the asset, besides the assets that it depends on
-    - `depends_on`: the names of the assets that it depends on
-    - `description`, `kinds`: shown on the asset's page
-    - `pool`: steps with the same pool run one after another
-    - `reasons`: returns why what is stored is missing, damaged or out of date
-    - `version`: returns the data version of what is stored; None if nothing is
-    - `make`: makes the asset; it takes the context and, by name, the resources that it needs: `lake`, `compute`
-    - `checks`: name -> promise of each check. If one fails, nothing that depends on the asset runs
-    - `group`: the asset's group in the graph; empty for the first part of its name
+    Attributes:
+        name: The name, such as "calculator/loss_deltas".
+        settings: What determines the asset, besides the assets that it depends on.
+        depends_on: The names of the assets that it depends on.
+        description: A sentence for the asset's page.
+        kinds: Labels for the asset's page, such as "duckdb".
+        pool: The pool of its step. Steps with the same pool run one after another.
+        find_reasons: Returns why what is stored is missing, damaged or out of date.
+        get_version: Returns the data version of what is stored. None if nothing is.
+        make_asset: Makes the asset. It takes the context and, by name, the resources that it needs: `lake`, `compute`.
+        promise_by_check: What each check of the asset promises. If a check fails, nothing that depends on the asset
+            runs.
+        group: The asset's group in the graph. Empty for the first part of its name.
     """
 
     name: str
@@ -52,10 +61,10 @@ class AssetDeclaration:
     description: str
     kinds: Collection[str]
     pool: str
-    reasons: Callable[[], Reasons]
-    version: Callable[[], str | None]
-    make: Callable[..., Any]
-    checks: Mapping[str, str] = field(default_factory=dict)
+    find_reasons: Callable[[], Reasons]
+    get_version: Callable[[], str | None]
+    make_asset: Callable[..., Any]
+    promise_by_check: Mapping[str, str] = field(default_factory=dict)
     group: str = ""
 
     @property
@@ -69,84 +78,93 @@ class AssetDeclaration:
         return self.group or self.name.partition("/")[0]
 
 
-def receive_and_find_reasons(files: LocalOutput, find_reasons: Callable[[], Sequence[str]]) -> Reasons:
+def receive_and_find_reasons(local_output: LocalOutput, find_reasons: Callable[[], Sequence[str]]) -> Reasons:
     """Download newer files of other machines, and find out why the files here are out of date.
 
-    Files that the object store lacks count as out of date.
+    Files that the object store lacks count as out of date too, so that the next run sends them.
 
     Args:
-        files: The files that machines share.
-        find_reasons: Called after the download. Returns other reasons why the files are out of date.
+        local_output: Files on this machine that machines share through an object store.
+        find_reasons: Called after the download. Returns a line for each other reason why the files are out of date.
 
     Returns:
-        The reasons. They are empty if the files are up to date.
+        The reasons. They are false if the files are up to date.
     """
-    files.receive()
+    local_output.receive_files()
 
     lines = find_reasons()
-    if not lines and files.has_unsent_files():
+    if not lines and local_output.has_unsent_files():
         lines = ["it is not in the object store yet"]
-    return Reasons({WHOLE: lines})  # of the files as a whole; other assets have reasons by shard
+    # The reasons are those of the files as a whole, while tables have reasons by shard. Without lines they are false.
+    return Reasons({WHOLE_TABLE_PART: lines})
 
 
-def asset_key(name: str) -> dg.AssetKey:
-    """Return the key of "calculator/loss_deltas"."""
-    return dg.AssetKey(name.split("/"))
+def build_asset_key(asset_name: str) -> dg.AssetKey:
+    """Return Dagster's key of an asset, of the parts "calculator" and "loss_deltas" for "calculator/loss_deltas"."""
+    return dg.AssetKey(asset_name.split("/"))
 
 
-def build_asset(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
+def build_asset(output: AssetDeclaration, round_suffix: str) -> dg.AssetsDefinition:
     """Build the Dagster asset of a declared asset, with its checks.
 
     Args:
         output: The declared asset.
-        suffix: The end of the names of the plan's resources. It allows two plans to share a code location, and is
-            empty for most.
+        round_suffix: The end of the names of the plan's resources, which distinguishes two plans that share a code
+            location. Empty for most plans.
     """
-    # parameter of `output.make` -> name of the resource in Dagster
-    resource_keys = _map_parameter_to_resource(output, suffix)
+    # The parameters of `output.make_asset` that take a resource, with the resource's name in Dagster.
+    resource_name_by_parameter = _map_parameter_to_resource(output, round_suffix)
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        resources = {parameter: getattr(context.resources, key) for parameter, key in resource_keys.items()}
-        return _run_step(output, context, resources)
+        resource_by_parameter = {}
+        for parameter, resource_name in resource_name_by_parameter.items():
+            resource_by_parameter[parameter] = getattr(context.resources, resource_name)
+        return _run_step(output, context, resource_by_parameter)
 
-    declared: dg.AssetsDefinition = dg.asset(
-        **_build_page_options(output, suffix),  # group, kinds, owners, description, a link
-        key=asset_key(output.name),
-        deps=[asset_key(name) for name in output.depends_on],
+    decorate = dg.asset(
+        **_build_page_options(output, round_suffix),
+        key=build_asset_key(output.name),
+        deps=[build_asset_key(name) for name in output.depends_on],
         code_version=output.code_version,
         pool=output.pool,
-        op_tags=step_tags(output.pool),
-        required_resource_keys=set(resource_keys.values()),
+        op_tags=build_step_tags(output.pool),
+        required_resource_keys=set(resource_name_by_parameter.values()),
         check_specs=_build_check_specs(output),
-    )(make)
-    return declared
+    )
+    asset: dg.AssetsDefinition = decorate(make)
+    return asset
 
 
-def _build_page_options(output: AssetDeclaration, suffix: str) -> dict[str, Any]:
-    """Build the arguments of `dg.asset` that only determine what the asset's page shows."""
-    explorer = dg.MetadataValue.url(build_explorer_address(output.name, suffix))
+def _build_page_options(output: AssetDeclaration, round_suffix: str) -> dict[str, Any]:
+    """Build the arguments of `dg.asset` that only determine what the asset's page shows, such as its description."""
+    explorer_link = dg.MetadataValue.url(build_explorer_url(output.name, round_suffix))
     return {
         "group_name": output.group_name,
         "kinds": set(output.kinds),
-        "owners": OWNERS,
+        "owners": ASSET_OWNERS,
         "description": output.description,
-        "metadata": {"explore": explorer},
+        "metadata": {"explore": explorer_link},
     }
 
 
 def _build_check_specs(output: AssetDeclaration) -> list[dg.AssetCheckSpec]:
-    """Return the checks of an output; a failed check stops what depends on it."""
-    key = asset_key(output.name)
+    """Return Dagster's specification of each check of an asset. A failed check stops what depends on the asset."""
+    key = build_asset_key(output.name)
     specs = []
-    for name, promise in output.checks.items():
+    for name, promise in output.promise_by_check.items():
         specs.append(dg.AssetCheckSpec(name, asset=key, blocking=True, description=promise))
     return specs
 
 
 def _run_step(
-    output: AssetDeclaration, context: dg.AssetExecutionContext, resources: Mapping[str, Any]
+    output: AssetDeclaration, context: dg.AssetExecutionContext, resource_by_parameter: Mapping[str, Any]
 ) -> dg.MaterializeResult:
-    """Make an asset as a step of a run, and show its progress.
+    """Make an asset as a step of a run, and show its progress meanwhile.
+
+    Args:
+        output: The declared asset.
+        context: The context of the step.
+        resource_by_parameter: The resources, by the parameter of `output.make_asset` that takes them.
 
     Returns:
         The result of the step.
@@ -155,84 +173,103 @@ def _run_step(
         UserError: The disk or the memory is full.
         Exception: Any other error of making the asset.
     """
-    if runs_alone(context):  # this process has no other step, and nobody else ends it
+    if is_single_step_process(context):  # this process has no other step, and nobody else ends it
         end_with_parent()
 
-    lake: Lake | None = resources.get("lake")
+    lake: Lake | None = resource_by_parameter.get("lake")
     with (
-        step(context, output.name) as running,  # shows the progress
-        _hold_pool(running, output.pool, lake),  # makes runs of other Dagster instances wait
-        session(),  # what is read of the lake's manifests is cached
+        track_step(context, output.name) as running_step,  # shows the progress
+        _hold_pool(running_step, output.pool, lake),  # makes runs of other Dagster instances wait
+        enter_session(),  # inside, the lake's records are read only once
     ):
-        with _note_step_failure(context, lake, running):
-            result: dg.MaterializeResult = output.make(context, **resources)
+        with _record_step_failure(context, lake, running_step):
+            result: dg.MaterializeResult = output.make_asset(context, **resource_by_parameter)
 
-        _note_end(context, output, running, result)
+        _record_end(context, output, running_step, result)
         return result
 
 
-def _note_end(
-    context: dg.AssetExecutionContext, output: AssetDeclaration, running: Running, result: dg.MaterializeResult
+def _record_end(
+    context: dg.AssetExecutionContext, output: AssetDeclaration, running_step: Running, result: dg.MaterializeResult
 ) -> None:
-    """Write down how the step ended, and tag its run with that."""
+    """Write down how the step ended: as the outcome of the running step, and in the tags of the run."""
     metadata = result.metadata or {}
-    running.end(metadata)
-    tag_outcome(context, output.name, metadata)
+    running_step.set_outcome(metadata)
+    tag_run_with_outcome(context, output.name, metadata)
 
 
 @contextmanager
-def _note_step_failure(context: dg.AssetExecutionContext, lake: Lake | None, running: Running) -> Iterator[None]:
-    """Note what the step has spent if the block fails.
+def _record_step_failure(context: dg.AssetExecutionContext, lake: Lake | None, running_step: Running) -> Iterator[None]:
+    """If the block fails, record in the lake what the step has spent, and raise the error again.
+
+    Args:
+        context: The context of the step.
+        lake: The lake. None for a step that uses none; then nothing is recorded.
+        running_step: The step.
 
     Raises:
-        UserError: The block failed because the disk or the memory is full.
+        UserError: The block raised a UserError itself, or failed because the disk or the memory is full.
         BaseException: Any other error of the block.
     """
     try:
         yield
     except BaseException as error:
         if lake is not None:
-            note_failure(context, lake, running)
+            record_failure(context, lake, running_step)
 
         if isinstance(error, UserError):
             raise
 
-        limit = explain_limit_met(error)  # such as "the disk is full"
-        if limit:
-            raise UserError(f"{error}: {limit}; what was committed is kept") from error
+        limit_and_remedy = explain_exceeded_limit(error)  # such as "the disk is full"
+        if limit_and_remedy:
+            raise UserError(f"{error}: {limit_and_remedy}; what was committed is kept") from error
         raise
 
 
-def _map_parameter_to_resource(output: AssetDeclaration, suffix: str) -> dict[str, str]:
-    """Return the parameters of `output.make` that take a resource, each with the resource's name in Dagster."""
-    parameters = signature(output.make).parameters
-    return {name: f"{key}{suffix}" for name, key in RESOURCES.items() if name in parameters}
+def _map_parameter_to_resource(output: AssetDeclaration, round_suffix: str) -> dict[str, str]:
+    """Return the parameters of `output.make_asset` that take a resource, each with the resource's name in Dagster."""
+    parameters = signature(output.make_asset).parameters
+
+    resource_name_by_parameter = {}
+    for parameter, resource_name in DAGSTER_RESOURCE_NAMES.items():
+        if parameter in parameters:
+            resource_name_by_parameter[parameter] = f"{resource_name}{round_suffix}"
+    return resource_name_by_parameter
 
 
-def _hold_pool(running: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
-    """Hold a pool of the lake inside the block; without a lake, do nothing.
+def _hold_pool(running_step: Running, pool_name: str, lake: Lake | None) -> AbstractContextManager[None]:
+    """Return a context in which this step alone uses a pool of the lake, whichever Dagster instance runs others.
 
-    Dagster's own pools know the runs of one instance only; this one makes runs of other instances wait too.
-    """
-    return nullcontext() if lake is None else lake.storage.claimed(pool, running.wait)
-
-
-def build_explorer_address(name: str, suffix: str) -> str:
-    """Build the address at which `toolformer-dag explore` shows an asset, while it is running.
+    Dagster's own pools only make runs of the same instance wait. Without a lake, the context does nothing.
 
     Args:
-        name: The name of the asset, such as "calculator/loss_deltas".
-        suffix: The end of the names of the plan's groups. Empty for most plans.
+        running_step: Takes the name of the process for which it waits.
+        pool_name: The pool, such as "gpu".
+        lake: The lake.
     """
-    group, _, stage = name.partition("/")
-    group = group.removesuffix(suffix)
+    if lake is None:
+        return nullcontext()
+    return lake.storage.hold_claim(pool_name, running_step.record_wait)
 
-    counts_calls_by_threshold = stage == "table_2"  # though it is a table of the paper
-    if group in MEASURED_GROUPS and not counts_calls_by_threshold:  # training/finetuned_checkpoint
-        return f"{EXPLORER}#view=runs"
-    if group in ASSET_GROUPS:  # warehouse/dataset
-        return f"{EXPLORER}#view=thresholds"
+
+def build_explorer_url(asset_name: str, round_suffix: str) -> str:
+    """Return the address at which `toolformer-dag explore` shows an asset, while it is running.
+
+    Args:
+        asset_name: The name of the asset, such as "calculator/loss_deltas".
+        round_suffix: The end of the names of the plan's groups. Empty for most plans.
+    """
+    group, _, stage = asset_name.partition("/")
+    group = group.removesuffix(round_suffix)
+
+    # Table 2 of the paper is in the group of the other tables, which show results of runs. But it counts calls by
+    # threshold, so the page of thresholds shows it.
+    is_about_runs = group in GROUPS_SHOWN_AS_RUNS and stage != "table_2"
+    if is_about_runs:  # such as training/finetuned_checkpoint
+        return f"{EXPLORER_URL}#view=runs"
+    if group in NON_LANE_GROUPS:  # such as warehouse/dataset
+        return f"{EXPLORER_URL}#view=thresholds"
 
     # Other groups are tools: calculator/loss_deltas.
     verdict = "&verdict=kept" if stage == "filtered_calls" else ""
-    return f"{EXPLORER}#tool={group}{verdict}&view=calls"
+    return f"{EXPLORER_URL}#tool={group}{verdict}&view=calls"

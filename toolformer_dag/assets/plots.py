@@ -16,39 +16,39 @@ import polars as pl
 from toolformer_dag.computing.shown import ChanceCurves, CostFrontier, DeltaHistogram, Plot
 from toolformer_dag.evaluation.paper_tables import FIGURES_OF_PAPER
 
-BINS = 80
-"""Bars of a histogram: tenths of a nat between the ends of CLIPPED."""
-CLIPPED = (-3, 5)
+BIN_COUNT = 80
+"""Bars of a histogram: tenths of a nat between the ends of DELTA_LIMITS."""
+DELTA_LIMITS = (-3, 5)
 """The deltas, in nats, at the ends of a histogram; those beyond count in its outermost bars."""
-POINTS = 20
+MAX_CURVE_POINTS = 20
 """Points of a curve: more would not fit."""
-WIDTH = 400
+PLOT_WIDTH = 400
 """Width of the plot between its axes, in pixels."""
-HEIGHT = 99
+PLOT_HEIGHT = 99
 """Its height: two digits, since every character counts."""
-LEFT = 45
+SIDE_MARGIN = 45
 """Room for the numbers of the vertical axis, and the same on the right."""
-ABOVE = 16
+TOP_MARGIN = 16
 """Room for the legend."""
-BELOW = 17
+BOTTOM_MARGIN = 17
 """Room for the numbers of the horizontal axis."""
 TEXT_HEIGHT = 9
 """Pixels by which a text at the upper end of an axis is lowered, so that it is below that end."""
-TEXT_BELOW = 13
+AXIS_TEXT_OFFSET = 13
 """Pixels from the horizontal axis down to the foot of its numbers."""
 LAST_NUMBER_WIDTH = 30
 """Pixels by which the number at the right end of the horizontal axis begins before that end."""
-LEGEND_X = (0, 140, 280)
+LEGEND_LABEL_XS = (0, 140, 280)
 """Where the labels of a legend begin, in pixels."""
-BAR = 18
+BAR_HEIGHT = 18
 """Height of a bar with the space around it."""
 BLUE = "#48f"
 ORANGE = "#e80"
 RED = "#d44"
 GREY = "#aaa"
-ESCAPED = {"%": "%25", "#": "%23", "&": "%26", "<": r"\<", ">": r"\>"}
+ESCAPE_BY_CHARACTER = {"%": "%25", "#": "%23", "&": "%26", "<": r"\<", ">": r"\>"}
 """What an address in Markdown may not hold as it is; a third shorter than base64."""
-LEVEL = 0.05
+FALSE_DISCOVERY_LEVEL = 0.05
 """The false discovery rate that a threshold by chance usually has."""
 
 
@@ -59,14 +59,14 @@ class AxisEnds(NamedTuple):
     high: float
 
     @staticmethod
-    def of(values: Iterable[float]) -> "AxisEnds":
-        """Return the smallest and the largest of some values."""
-        kept = list(values)
-        return AxisEnds(min(kept), max(kept))
+    def from_values(values: Iterable[float]) -> "AxisEnds":
+        """Return the smallest and the largest of some values, of which there is at least one."""
+        value_list = list(values)
+        return AxisEnds(min(value_list), max(value_list))
 
 
-def drawn(plot: Plot) -> str:
-    """Return the picture of a stage's plot as Markdown."""
+def draw_plot(plot: Plot) -> str:
+    """Draw the plot that a stage shows on its page, as a Markdown image."""
     match plot:
         case DeltaHistogram():
             return draw_delta_histogram(plot.deltas, plot.tau_f)
@@ -80,10 +80,10 @@ def draw_delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
     """Draw a histogram of the deltas of scored calls as Markdown, with counts on a log scale and a line at tau_f.
 
     Args:
-        deltas: A table with a column `delta` (by how many nats a call lowers the loss).
+        deltas: A table with a column `delta`, which says by how many nats a call lowers the loss.
         tau_f: The threshold of the filter. None if no call is kept. Then there is no line.
     """
-    counts = histogram(deltas["delta"]).tolist()
+    counts = count_deltas_by_bin(deltas["delta"]).tolist()
     highest_count = max(*counts, 1)
     bar_path = _build_outline_path(counts, highest_count)
 
@@ -93,261 +93,339 @@ def draw_delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
         parts.append(_draw_threshold_line(tau_f))
         legend[f"tau_f {tau_f:.4g}"] = RED
 
-    axes = _draw_axes("delta, nats", AxisEnds(*CLIPPED), AxisEnds(0, highest_count))
-    return _draw_picture("calls by delta", legend, axes, *parts)
+    axes = _draw_axes("delta, nats", AxisEnds(*DELTA_LIMITS), AxisEnds(0, highest_count))
+    return _build_markdown_image("calls by delta", legend, axes, *parts)
 
 
 def _draw_threshold_line(tau_f: float) -> str:
-    """Return the SVG of a vertical line at a threshold in a histogram."""
+    """Return the SVG of a vertical line through a histogram of deltas, at a threshold."""
     x = _compute_histogram_x(tau_f)
-    return _draw_line(f"M{x} 0V{HEIGHT}")
+    return _draw_red_line(f"M{x} 0V{PLOT_HEIGHT}")
 
 
 def _compute_histogram_x(delta: float) -> int:
-    """Return the pixels from the left end of a histogram to a delta; beyond the ends, those of the end."""
-    low, high = CLIPPED
+    """Return how many pixels a delta lies right of the left end of a histogram. Beyond an end, it counts as the end."""
+    low, high = DELTA_LIMITS
     clipped = min(max(delta, low), high)
-    return round((clipped - low) / (high - low) * WIDTH)
+    return round((clipped - low) / (high - low) * PLOT_WIDTH)
 
 
 def _build_outline_path(counts: Sequence[int], highest_count: int) -> str:
-    """Build the SVG path around the bars of a histogram. The highest count fills HEIGHT.
+    """Build the SVG path around the bars of a histogram, on a log scale on which the highest count fills the plot.
 
-    In the path, `V` moves to a height and `h` to the right. Neighbours with equal counts are drawn as one wide bar.
+    In the path, `V` draws to a height and `h` to the right. Neighbors with equal counts are drawn as one wide bar,
+    which keeps the path short.
+
+    Args:
+        counts: The count of each bar, from left to right.
+        highest_count: The highest of them, at least 1.
     """
-    bar_width = WIDTH // BINS
-    path = f"M0 {HEIGHT}"
+    bar_width = PLOT_WIDTH // BIN_COUNT
+    path = f"M0 {PLOT_HEIGHT}"
 
     for count, equal_counts in groupby(counts):
-        top = HEIGHT - _compute_log_height(count, highest_count)
+        bar_top = PLOT_HEIGHT - _compute_log_height(count, highest_count)
         bar_count = len(list(equal_counts))
-        path += f"V{top}h{bar_width * bar_count}"
-    return f"{path}V{HEIGHT}"
+        path += f"V{bar_top}h{bar_width * bar_count}"
+    return f"{path}V{PLOT_HEIGHT}"
 
 
 def _compute_log_height(count: int, highest_count: int) -> int:
-    """Return the height of a bar in pixels, on a log scale on which `highest_count` has HEIGHT."""
-    return round(math.log1p(count) / math.log1p(highest_count) * HEIGHT)
+    """Return the height of a bar in pixels, on a log scale on which `highest_count` has PLOT_HEIGHT."""
+    return round(math.log1p(count) / math.log1p(highest_count) * PLOT_HEIGHT)
 
 
-def histogram(deltas: pl.Series) -> np.ndarray:
-    """Return how many deltas each of BINS holds; deltas outside CLIPPED count in the outermost bins."""
-    edges = np.linspace(*CLIPPED, BINS + 1)
-    return np.histogram(deltas.drop_nulls().clip(*CLIPPED), edges)[0]
+def count_deltas_by_bin(deltas: pl.Series) -> np.ndarray:
+    """Count how many deltas (in nats) fall into each bar of a histogram.
+
+    Args:
+        deltas: The deltas. Nulls are left out. Deltas outside DELTA_LIMITS count in the outermost bars.
+
+    Returns:
+        BIN_COUNT counts, from the lowest deltas to the highest.
+    """
+    bin_edges = np.linspace(*DELTA_LIMITS, BIN_COUNT + 1)
+    clipped_deltas = deltas.drop_nulls().clip(*DELTA_LIMITS)
+    return np.histogram(clipped_deltas, bin_edges)[0]
 
 
 def draw_chance_curves(rates: pl.DataFrame) -> str:
-    """Draw the false discovery rate over tau_f as Markdown, with its one-sided 95 % bound and the level of 5 %.
+    """Draw the false discovery rate over the threshold tau_f, as a Markdown image.
+
+    The rate is the share of the kept calls that are kept by chance. Its one-sided 95 % bound and a line at 5 % are
+    drawn too.
 
     Args:
-        rates: A table with the columns tau_f, fdr and fdr_high.
+        rates: A table with the columns tau_f, fdr (the rate) and fdr_high (the bound).
     """
-    sampled = _sample_rows(rates.sort("tau_f"))
-    area = _PlotArea(AxisEnds(sampled["tau_f"][0], sampled["tau_f"][-1]), AxisEnds(0, 1))
-    rate = area.curve(sampled["tau_f"], sampled["fdr"], BLUE)
-    upper_bound = area.curve(sampled["tau_f"], sampled["fdr_high"], ORANGE)
+    sampled_rates = _sample_evenly_spaced_rows(rates.sort("tau_f"))
+    thresholds = sampled_rates["tau_f"]
 
-    legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
-    return _draw_picture("share by chance", legend, area.axes("tau_f"), rate, upper_bound, _draw_level_line())
+    area = _PlotArea(AxisEnds(thresholds[0], thresholds[-1]), AxisEnds(0, 1))
+    rate_curve = area.draw_curve(thresholds, sampled_rates["fdr"], BLUE)
+    bound_curve = area.draw_curve(thresholds, sampled_rates["fdr_high"], ORANGE)
+
+    legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{FALSE_DISCOVERY_LEVEL:.0%}": RED}
+    axes = area.draw_axes("tau_f")
+    return _build_markdown_image("share by chance", legend, axes, rate_curve, bound_curve, _draw_level_line())
 
 
 def _draw_level_line() -> str:
-    """Return the SVG of a horizontal line at LEVEL, on an axis from 0 to 1."""
-    level_y = round(HEIGHT * (1 - LEVEL))
-    return _draw_line(f"M0 {level_y}H{WIDTH}")
+    """Return the SVG of a horizontal line at FALSE_DISCOVERY_LEVEL, on a vertical axis from 0 to 1."""
+    level_y = round(PLOT_HEIGHT * (1 - FALSE_DISCOVERY_LEVEL))
+    return _draw_red_line(f"M0 {level_y}H{PLOT_WIDTH}")
 
 
 def draw_frontier_curve(frontier: pl.DataFrame) -> str:
-    """Draw the nats that calls gain over their cost as Markdown, a point per tau_f and a ring at today's tau_f.
+    """Draw the nats that calls gain over their cost, as a Markdown image.
+
+    The curve has a point for each threshold tau_f, and a ring around the threshold that applies today.
 
     Args:
         frontier: A table with the columns tau_f, today (whether this tau_f applies now), nats and cost.
     """
     points = _select_frontier_points(frontier)
-    area = _PlotArea(AxisEnds.of(points["cost"]), AxisEnds.of(points["nats"]))
-    curve = area.curve(points["cost"], points["nats"], BLUE)
+    area = _PlotArea(AxisEnds.from_values(points["cost"]), AxisEnds.from_values(points["nats"]))
+    curve = area.draw_curve(points["cost"], points["nats"], BLUE)
     rings = _draw_rings(points.filter("today"), area)
 
     legend = {"nats that calls gain": BLUE}
     if rings:
         legend["at today's tau_f"] = RED
-    return _draw_picture("nats over cost", legend, area.axes("cost"), curve, *rings)
+    return _build_markdown_image("nats over cost", legend, area.draw_axes("cost"), curve, *rings)
 
 
 def _select_frontier_points(frontier: pl.DataFrame) -> pl.DataFrame:
-    """Return at most POINTS distinct points and today's, by falling tau_f."""
-    falling = frontier.sort("tau_f", descending=True)
-    distinct = falling.unique(("cost", "nats"), keep="first", maintain_order=True)
-    with_today = pl.concat([_sample_rows(distinct), falling.filter("today")])
-    return with_today.sort("tau_f", descending=True)
+    """Return the points of a frontier that are drawn, by falling tau_f.
+
+    These are at most MAX_CURVE_POINTS points that differ in cost or nats, and those of today's tau_f, so that a point
+    may occur twice.
+
+    Args:
+        frontier: A table with a row per tau_f (the threshold of the filter), and the columns tau_f, cost, nats and
+            today, which is true if this tau_f applies now.
+    """
+    by_falling_tau_f = frontier.sort("tau_f", descending=True)
+    distinct_points = by_falling_tau_f.unique(("cost", "nats"), keep="first", maintain_order=True)
+    todays_points = by_falling_tau_f.filter("today")
+
+    chosen_points = pl.concat([_sample_evenly_spaced_rows(distinct_points), todays_points])
+    return chosen_points.sort("tau_f", descending=True)
 
 
 def _draw_rings(points: pl.DataFrame, area: "_PlotArea") -> list[str]:
-    """Return the SVG of a red ring around each distinct point of cost and nats."""
-    distinct = points.unique(("cost", "nats"))
-    x = area.columns(distinct["cost"])
-    y = area.rows(distinct["nats"])
+    """Return the SVG of a red ring around each point.
+
+    Args:
+        points: A table with the columns cost and nats. Equal points get a single ring.
+        area: The area of the plot, with cost on the horizontal axis and nats on the vertical one.
+    """
+    distinct_points = points.unique(("cost", "nats"))
+    x_pixels = area.compute_x_pixels(distinct_points["cost"])
+    y_pixels = area.compute_y_pixels(distinct_points["nats"])
     rings = []
-    for column, row in zip(x, y, strict=True):
-        rings.append(f"<circle cx='{column}' cy='{row}' r='5' fill='none' stroke='{RED}'/>")
+    for x, y in zip(x_pixels, y_pixels, strict=True):
+        rings.append(f"<circle cx='{x}' cy='{y}' r='5' fill='none' stroke='{RED}'/>")
     return rings
 
 
 def draw_loss_curve(curve: pl.DataFrame) -> str:
-    """Draw training loss (blue) and held-out perplexity (orange) over steps as Markdown, each on its own scale.
+    """Draw training loss (blue) and held-out perplexity (orange) over the steps of a training, as a Markdown image.
+
+    Each curve has its own scale.
 
     Args:
         curve: A table with the columns step, measure and value. Only its first two measures and finite values are
             drawn.
     """
-    finite = curve.filter(pl.col("value").is_finite())
-    steps = AxisEnds(0, max(finite["step"], default=0))
+    finite_points = curve.filter(pl.col("value").is_finite())
+    step_ends = AxisEnds(0, max(finite_points["step"], default=0))
 
     parts: list[str] = []
     legend: dict[str, str] = {}
-    for points, style in zip(_split_by_measure(finite), LOSS_CURVES, strict=False):
-        parts += _draw_curve_with_scale(points, steps, style)
-        legend[_shorten_measure(points)] = style.color
+    for measure_points, style in zip(_split_by_measure(finite_points), LOSS_CURVES, strict=False):
+        parts += _draw_curve_with_scale(measure_points, step_ends, style)
+        legend[_shorten_measure(measure_points)] = style.color
 
-    return _draw_picture("curves", legend, _draw_axes("steps", steps), *parts)
+    return _build_markdown_image("curves", legend, _draw_axes("steps", step_ends), *parts)
 
 
 def _split_by_measure(curve: pl.DataFrame) -> list[pl.DataFrame]:
-    """Return the points of each measure, in the order in which the measures occur."""
+    """Split the rows of a loss curve by their measure, in the order in which the measures occur."""
     return [points for _, points in curve.group_by("measure", maintain_order=True)]
 
 
-def _shorten_measure(points: pl.DataFrame) -> str:
-    """Return the measure of points, `loss` for "training loss"."""
-    return str(points["measure"][0]).removeprefix("training ")
+def _shorten_measure(measure_points: pl.DataFrame) -> str:
+    """Return the measure that all these points have, without "training " before it: "loss" for "training loss"."""
+    return str(measure_points["measure"][0]).removeprefix("training ")
 
 
 class _CurveStyle(NamedTuple):
-    """How a curve with a scale of its own is drawn. `scale_x`: where the numbers of its scale begin, in pixels."""
+    """How a curve with a scale of its own is drawn.
+
+    Attributes:
+        color: The color of the curve and of the numbers of its scale.
+        scale_text_x: Where these numbers begin, in pixels from the left end of the plot.
+    """
 
     color: str
-    scale_x: int
+    scale_text_x: int
 
 
-LOSS_CURVES = (_CurveStyle(BLUE, -LEFT), _CurveStyle(ORANGE, WIDTH + 3))
+LOSS_CURVES = (_CurveStyle(BLUE, -SIDE_MARGIN), _CurveStyle(ORANGE, PLOT_WIDTH + 3))
 """The style of the training loss, with its scale left of the plot, and of the held-out perplexity, right of it."""
 
 
-def _draw_curve_with_scale(points: pl.DataFrame, steps: AxisEnds, style: _CurveStyle) -> list[str]:
-    """Return the SVG of a curve and of the numbers at the ends of its scale."""
-    sampled = _sample_rows(points.sort("step"))
-    scale = AxisEnds.of(sampled["value"])
-    curve = _PlotArea(steps, scale).curve(sampled["step"], sampled["value"], style.color)
-    highest = _draw_text(style.scale_x, _format_number(scale.high), TEXT_HEIGHT, style.color)
-    lowest = _draw_text(style.scale_x, _format_number(scale.low), HEIGHT, style.color)
-    return [curve, highest, lowest]
+def _draw_curve_with_scale(curve_points: pl.DataFrame, step_ends: AxisEnds, style: _CurveStyle) -> list[str]:
+    """Return the SVG of a curve, and of the numbers at the two ends of its vertical scale.
+
+    Args:
+        curve_points: A table with the columns step and value.
+        step_ends: The ends of the horizontal axis.
+        style: The color of the curve, and the place of the numbers.
+    """
+    sampled = _sample_evenly_spaced_rows(curve_points.sort("step"))
+    scale = AxisEnds.from_values(sampled["value"])
+    curve_svg = _PlotArea(step_ends, scale).draw_curve(sampled["step"], sampled["value"], style.color)
+    highest_label_svg = _draw_text(style.scale_text_x, _format_number(scale.high), TEXT_HEIGHT, style.color)
+    lowest_label_svg = _draw_text(style.scale_text_x, _format_number(scale.low), PLOT_HEIGHT, style.color)
+    return [curve_svg, highest_label_svg, lowest_label_svg]
 
 
 def draw_start_curves(rows: pl.DataFrame) -> str:
-    """Draw right answers (blue) and questions with a call (orange) over min_probability as Markdown, in per cent.
+    """Draw right answers (blue) and questions with a call (orange) over `decoding.min_probability`, in per cent.
 
     Args:
-        rows: A table with the columns min_probability, accuracy and calls.
+        rows: A table with the columns min_probability (the least probability at which a call starts), accuracy and
+            calls.
+
+    Returns:
+        A Markdown image.
     """
     probabilities = rows["min_probability"]
-    area = _PlotArea(AxisEnds.of(probabilities), AxisEnds(0, 100))
-    right = area.curve(probabilities, rows["accuracy"], BLUE)
-    calls = area.curve(probabilities, rows["calls"], ORANGE)
+    area = _PlotArea(AxisEnds.from_values(probabilities), AxisEnds(0, 100))
+    accuracy_curve = area.draw_curve(probabilities, rows["accuracy"], BLUE)
+    call_curve = area.draw_curve(probabilities, rows["calls"], ORANGE)
 
     legend = {"right, %": BLUE, "calls, %": ORANGE}
-    axes = area.axes("min_probability")
-    return _draw_picture("right answers and calls over min_probability", legend, axes, right, calls)
+    axes = area.draw_axes("min_probability")
+    return _build_markdown_image(
+        "right answers and calls over min_probability", legend, axes, accuracy_curve, call_curve
+    )
 
 
-class Bars(NamedTuple):
-    """How a view is drawn: the columns that name a bar, and the column of its length."""
+class BarColumns(NamedTuple):
+    """How a view of the warehouse is drawn as a bar chart.
 
-    named: Sequence[str]
-    figure: str
+    Attributes:
+        label_columns: The columns that name a bar.
+        length_column: The column that determines its length.
+    """
+
+    label_columns: Sequence[str]
+    length_column: str
 
 
-PLOTTED: Mapping[str, Bars] = {
-    "table_2": Bars(("tool", "tau_f"), "examples"),
-    **{f"table_{number}": Bars(("benchmark", "model", "figures_of"), "accuracy") for number in range(3, 8)},
-    "table_8": Bars(("source", "model", "figures_of"), "perplexity"),
-    "table_9": Bars(("benchmark", "model", "k", "figures_of"), "accuracy"),
-    "table_10": Bars(("tool", "kept", "figures_of"), "delta"),
-    "figure_4": Bars(("benchmarks", "condition", "parameters", "figures_of"), "accuracy"),
+BAR_COLUMNS_BY_VIEW: Mapping[str, BarColumns] = {
+    "table_2": BarColumns(("tool", "tau_f"), "examples"),
+    **{f"table_{number}": BarColumns(("benchmark", "model", "figures_of"), "accuracy") for number in range(3, 8)},
+    "table_8": BarColumns(("source", "model", "figures_of"), "perplexity"),
+    "table_9": BarColumns(("benchmark", "model", "k", "figures_of"), "accuracy"),
+    "table_10": BarColumns(("tool", "kept", "figures_of"), "delta"),
+    "figure_4": BarColumns(("benchmarks", "condition", "parameters", "figures_of"), "accuracy"),
 }
 """How each view of the paper's tables is drawn."""
 
 
-def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
-    """Draw a bar per row as Markdown, with its number and, if the row has low and high, its 95 % interval.
+def draw_bar_chart(rows: pl.DataFrame, label_columns: Sequence[str], length_column: str) -> str:
+    """Draw a bar per row, with its number and, if the row has low and high, its 95 % interval, as a Markdown image.
 
     Args:
-        named: The columns that name a bar.
-        figure: The column of its length. Rows without a value there are left out.
+        rows: The rows.
+        label_columns: The columns that name a bar.
+        length_column: The column that determines its length. Rows without a value there are left out.
     """
-    bar_rows = rows.drop_nulls(figure).to_dicts()
-    chart = _BarChart(named, figure, _longest(bar_rows, figure))
-    parts: list[str] = []
-    for index, row in enumerate(bar_rows):
-        parts += chart.bar(row, top=index * BAR)
+    bar_rows = rows.drop_nulls(length_column).to_dicts()
+    chart = _BarChart(label_columns, length_column, _find_max_value(bar_rows, length_column))
 
-    height = len(bar_rows) * BAR
-    legend = _build_bar_legend(bar_rows, figure)
-    return _draw_picture("plot", legend, chart.axes(height), *parts, width=2 * WIDTH, height=height)
+    bars: list[str] = []
+    for bar_index, row in enumerate(bar_rows):
+        bars += chart.draw_bar(row, top_y=bar_index * BAR_HEIGHT)
+
+    height = len(bar_rows) * BAR_HEIGHT
+    width = 2 * PLOT_WIDTH  # the labels take the right half
+    legend = _build_bar_legend(bar_rows, length_column)
+    axes = chart.draw_axes(height)
+    return _build_markdown_image("plot", legend, axes, *bars, width=width, height=height)
 
 
 @dataclass(frozen=True, slots=True)
 class _BarChart:
     """A chart with a horizontal bar per row.
 
-    - `named`: the columns that name a bar
-    - `figure`: the column of its length
-    - `longest`: the value at full width
+    Attributes:
+        label_columns: The columns that name a bar.
+        length_column: The column that determines its length.
+        max_value: The value whose bar has the full width.
     """
 
-    named: Sequence[str]
-    figure: str
-    longest: float
+    label_columns: Sequence[str]
+    length_column: str
+    max_value: float
 
-    def bar(self, row: Mapping[str, Any], top: int) -> list[str]:
-        """Return the SVG of a bar, its interval, its number and its name. top: pixels above it."""
-        length = max(self._compute_width(row[self.figure]), 0)
-        y = top + BAR // 2
-        bar = f"<path d='M0 {y}h{length}' stroke='{_choose_bar_color(row)}' stroke-width='12'/>"
-        return [bar, self._draw_interval(row, y), self._draw_label(row, top + TEXT_BELOW)]
+    def draw_bar(self, row: Mapping[str, Any], top_y: int) -> list[str]:
+        """Return the SVG of a bar, of its interval, and of its number and name.
 
-    def axes(self, height: int) -> str:
+        Args:
+            row: The row that the bar shows.
+            top_y: How many pixels below the top of the chart the space of the bar begins.
+        """
+        # A negative value has no bar, but its number and name are shown.
+        length = max(self._compute_pixel_width(row[self.length_column]), 0)
+        middle_y = top_y + BAR_HEIGHT // 2
+        bar = f"<path d='M0 {middle_y}h{length}' stroke='{_choose_bar_color(row)}' stroke-width='12'/>"
+
+        label_y = top_y + AXIS_TEXT_OFFSET
+        return [bar, self._draw_interval(row, middle_y), self._draw_label(row, label_y)]
+
+    def draw_axes(self, height: int) -> str:
         """Return the SVG of the axes of a chart of this height."""
-        unit = f"{self.figure}, %" if self.figure == "accuracy" else ""
-        return _draw_axes(unit, AxisEnds(0, self.longest), height=height)
+        unit = f"{self.length_column}, %" if self.length_column == "accuracy" else ""
+        return _draw_axes(unit, AxisEnds(0, self.max_value), height=height)
 
     def _draw_interval(self, row: Mapping[str, Any], y: int) -> str:
-        """Return the SVG of a bar's interval, which begins at 0 if the row has no `low`."""
-        low = self._compute_width(row.get("low"))
-        high = self._compute_width(row.get("high"))
-        return _draw_line(f"M{low} {y}H{high}")
+        """Return the SVG of a line from the lower to the upper end of a row's interval. A missing end counts as 0."""
+        low = self._compute_pixel_width(row.get("low"))
+        high = self._compute_pixel_width(row.get("high"))
+        return _draw_red_line(f"M{low} {y}H{high}")
 
     def _draw_label(self, row: Mapping[str, Any], y: int) -> str:
         """Return the SVG of a bar's number and name, to the right of the plot."""
-        names = [escape(str(row[column])) for column in self.named if row[column] is not None]
-        return _draw_text(WIDTH + 5, f"{row[self.figure]:,.4g}  {', '.join(names)}", y)
+        label_values = [row[column] for column in self.label_columns if row[column] is not None]
+        name = ", ".join(escape(str(value)) for value in label_values)
+        return _draw_text(PLOT_WIDTH + 5, f"{row[self.length_column]:,.4g}  {name}", y)
 
-    def _compute_width(self, value: float | None) -> int:
-        """Return the pixels of a value; 0 for None."""
-        return round((value or 0) / self.longest * WIDTH)
-
-
-def _longest(rows: Sequence[Mapping[str, Any]], figure: str) -> float:
-    """Return the highest value of the bars and of the upper ends of their intervals; 1 if all are 0."""
-    return max((row.get("high") or row[figure] for row in rows), default=0) or 1
+    def _compute_pixel_width(self, value: float | None) -> int:
+        """Return the width of a value in pixels. None counts as 0."""
+        return round((value or 0) / self.max_value * PLOT_WIDTH)
 
 
-def _build_bar_legend(rows: Sequence[Mapping[str, Any]], figure: str) -> dict[str, str]:
-    """Return the legend of a bar chart, label -> color."""
-    legend = {figure: BLUE}
+def _find_max_value(rows: Sequence[Mapping[str, Any]], length_column: str) -> float:
+    """Return the highest value that a bar chart has to show: of a bar, or of the upper end of its interval.
+
+    Returns 1 if there are no rows or all values are 0, so that one can divide by it.
+    """
+    upper_ends = [row.get("high") or row[length_column] for row in rows]
+    return max(upper_ends, default=0) or 1
+
+
+def _build_bar_legend(rows: Sequence[Mapping[str, Any]], length_column: str) -> dict[str, str]:
+    """Return the legend of a bar chart, a color by label. The paper's figures are named if there are some."""
+    color_by_label = {length_column: BLUE}
     if any(row.get("figures_of") == FIGURES_OF_PAPER for row in rows):
-        legend["the paper's"] = GREY
-    legend["95 % interval"] = RED
-    return legend
+        color_by_label["the paper's"] = GREY
+    color_by_label["95 % interval"] = RED
+    return color_by_label
 
 
 def _choose_bar_color(row: Mapping[str, Any]) -> str:
@@ -355,75 +433,97 @@ def _choose_bar_color(row: Mapping[str, Any]) -> str:
     return GREY if row.get("figures_of") == FIGURES_OF_PAPER else BLUE
 
 
-def _sample_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return at most POINTS rows, evenly spread, the first and the last among them."""
-    chosen = {round(number) for number in np.linspace(0, rows.height - 1, POINTS)}
-    return rows[sorted(chosen)]
+def _sample_evenly_spaced_rows(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return at most MAX_CURVE_POINTS rows, evenly spread over the table, with the first and the last among them."""
+    last_index = rows.height - 1
+    row_indexes = {round(index) for index in np.linspace(0, last_index, MAX_CURVE_POINTS)}
+    return rows[sorted(row_indexes)]
 
 
 class _PlotArea(NamedTuple):
-    """The area of a plot: which values are at the ends of its axes."""
+    """The area of a plot, which places values between its axes.
+
+    Attributes:
+        x_ends: The values at the ends of the horizontal axis.
+        y_ends: The values at the ends of the vertical axis.
+    """
 
     x_ends: AxisEnds
     y_ends: AxisEnds
 
-    def axes(self, title: str) -> str:
-        """Return the SVG of the axes. title: what the horizontal one measures."""
-        return _draw_axes(title, self.x_ends, self.y_ends)
+    def draw_axes(self, x_axis_title: str) -> str:
+        """Return the SVG of the axes, with the numbers at their ends and a title below the horizontal one."""
+        return _draw_axes(x_axis_title, self.x_ends, self.y_ends)
 
-    def curve(self, x: Iterable[float], y: Iterable[float], color: str) -> str:
-        """Return the SVG of a line through points."""
-        columns = self.columns(x)
-        rows = self.rows(y)
-        path = f"M{columns[0]} {rows[0]}"
-        for (column, next_column), (row, next_row) in zip(pairwise(columns), pairwise(rows), strict=True):
-            path += f"l{next_column - column} {next_row - row}"
+    def draw_curve(self, x_values: Iterable[float], y_values: Iterable[float], color: str) -> str:
+        """Return the SVG of a line through points, which come in the order in which they are joined.
+
+        Args:
+            x_values: The value of each point on the horizontal axis.
+            y_values: Its value on the vertical axis.
+            color: The color of the line.
+        """
+        x_pixels = self.compute_x_pixels(x_values)
+        y_pixels = self.compute_y_pixels(y_values)
+
+        # In an SVG path, `M` sets the first point, and `l` draws a line by so many pixels to the right and down.
+        path = f"M{x_pixels[0]} {y_pixels[0]}"
+        for (x, next_x), (y, next_y) in zip(pairwise(x_pixels), pairwise(y_pixels), strict=True):
+            path += f"l{next_x - x} {next_y - y}"
         return f"<path d='{path}' fill='none' stroke='{color}'/>"
 
-    def columns(self, x: Iterable[float]) -> list[int]:
-        """Return the pixels of values from the left."""
-        return _compute_pixels(x, self.x_ends, WIDTH)
+    def compute_x_pixels(self, x_values: Iterable[float]) -> list[int]:
+        """Return how many pixels each value lies right of the left end of the plot."""
+        return _compute_pixels(x_values, self.x_ends, PLOT_WIDTH)
 
-    def rows(self, y: Iterable[float]) -> list[int]:
-        """Return the pixels of values from above, as SVG counts."""
-        return [HEIGHT - pixels for pixels in _compute_pixels(y, self.y_ends, HEIGHT)]
-
-
-def _compute_pixels(values: Iterable[float], ends: AxisEnds, size: int) -> list[int]:
-    """Return the distance of each value from the lower end of an axis of `size` pixels."""
-    extent = ends.high - ends.low or 1
-    return [round((value - ends.low) / extent * size) for value in values]
+    def compute_y_pixels(self, y_values: Iterable[float]) -> list[int]:
+        """Return how many pixels each value lies below the top of the plot, because SVG counts from above."""
+        return [PLOT_HEIGHT - pixels for pixels in _compute_pixels(y_values, self.y_ends, PLOT_HEIGHT)]
 
 
-def _draw_axes(title: str, x_ends: AxisEnds, y_ends: AxisEnds | None = None, height: int = HEIGHT) -> str:
-    """Draw both axes as SVG, with the numbers at their ends.
+def _compute_pixels(values: Iterable[float], axis_ends: AxisEnds, axis_pixels: int) -> list[int]:
+    """Return how many pixels each value lies from the lower end of an axis.
 
     Args:
-        title: What the horizontal axis measures.
-        y_ends: The ends of the vertical axis. None to draw no numbers there.
+        values: The values.
+        axis_ends: The values at the ends of the axis. If they are equal, all values lie at the lower end.
+        axis_pixels: The length of the axis in pixels.
     """
-    parts = [f"<path d='M0 0V{height}H{WIDTH}' fill='none' stroke='#888'/>"]
+    extent = axis_ends.high - axis_ends.low or 1
+    return [round((value - axis_ends.low) / extent * axis_pixels) for value in values]
+
+
+def _draw_axes(x_axis_title: str, x_ends: AxisEnds, y_ends: AxisEnds | None = None, height: int = PLOT_HEIGHT) -> str:
+    """Return the SVG of both axes, with the numbers at their ends.
+
+    Args:
+        x_axis_title: What the horizontal axis measures.
+        x_ends: The values at the ends of the horizontal axis.
+        y_ends: The values at the ends of the vertical axis. None to draw no numbers there.
+        height: The height of the plot in pixels.
+    """
+    parts = [f"<path d='M0 0V{height}H{PLOT_WIDTH}' fill='none' stroke='#888'/>"]
     parts += _draw_x_numbers(x_ends, height)
     if y_ends is not None:
         parts += _draw_y_numbers(y_ends, height)
-    parts.append(_draw_text(WIDTH // 3, title, height + TEXT_BELOW))
+    parts.append(_draw_text(PLOT_WIDTH // 3, x_axis_title, height + AXIS_TEXT_OFFSET))
     return "".join(parts)
 
 
-def _draw_x_numbers(ends: AxisEnds, height: int) -> list[str]:
+def _draw_x_numbers(axis_ends: AxisEnds, height: int) -> list[str]:
     """Return the SVG of the numbers below the horizontal axis."""
-    below = height + TEXT_BELOW
+    below = height + AXIS_TEXT_OFFSET
     return [
-        _draw_text(0, _format_number(ends.low), below),
-        _draw_text(WIDTH - LAST_NUMBER_WIDTH, _format_number(ends.high), below),
+        _draw_text(0, _format_number(axis_ends.low), below),
+        _draw_text(PLOT_WIDTH - LAST_NUMBER_WIDTH, _format_number(axis_ends.high), below),
     ]
 
 
-def _draw_y_numbers(ends: AxisEnds, height: int) -> list[str]:
+def _draw_y_numbers(axis_ends: AxisEnds, height: int) -> list[str]:
     """Return the SVG of the numbers left of the vertical axis."""
     return [
-        _draw_text(-LEFT, _format_number(ends.high), TEXT_HEIGHT),
-        _draw_text(-LEFT, _format_number(ends.low), height),
+        _draw_text(-SIDE_MARGIN, _format_number(axis_ends.high), TEXT_HEIGHT),
+        _draw_text(-SIDE_MARGIN, _format_number(axis_ends.low), height),
     ]
 
 
@@ -434,44 +534,53 @@ def _format_number(value: float) -> str:
 
 
 def _draw_text(x: int, text: object, y: int, color: str = "") -> str:
-    """Return the SVG of a text whose lower left corner is at (x, y); without a color it has the picture's."""
+    """Return the SVG of a text whose lower left corner is at (x, y). Without a color it has that of the picture."""
     fill = f" fill='{color}'" if color else ""
     return f"<text x='{x}' y='{y}'{fill}>{text}</text>"
 
 
-def _draw_line(path: str) -> str:
-    """Return the SVG of a red line: a threshold, a level, an interval."""
-    return f"<path d='{path}' stroke='{RED}'/>"
+def _draw_red_line(path_data: str) -> str:
+    """Return the SVG of a red line (a threshold, a level or an interval) along an SVG path such as "M0 9H99"."""
+    return f"<path d='{path_data}' stroke='{RED}'/>"
 
 
-def _draw_picture(name: str, legend: Mapping[str, str], *parts: str, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Put a drawing together as a Markdown image whose address holds the SVG itself.
+def _build_markdown_image(
+    alt_text: str,
+    color_by_label: Mapping[str, str],
+    *svg_parts: str,
+    width: int = PLOT_WIDTH,
+    height: int = PLOT_HEIGHT,
+) -> str:
+    """Put a drawing together as a Markdown image whose address holds the SVG itself: `![TEXT](<data:...>)`.
 
     Args:
-        legend: The colors by label. Only the first three are shown.
-        width: The width of the plot without the margins.
-        height: The height of the plot without the margins.
+        alt_text: What is shown if the image cannot be.
+        color_by_label: The labels of the legend with their colors. Only the first three are shown.
+        svg_parts: The SVG of the axes, the curves and so on.
+        width: The width of the plot in pixels, without the margins.
+        height: The height of the plot in pixels, without the margins.
     """
-    begin = _open_svg(width + 2 * LEFT, height + ABOVE + BELOW)
-    svg = "".join((begin, *_draw_legend(legend), *parts, "</svg>"))
+    opening_tag = _build_svg_opening_tag(width + 2 * SIDE_MARGIN, height + TOP_MARGIN + BOTTOM_MARGIN)
+    svg = "".join((opening_tag, *_draw_legend(color_by_label), *svg_parts, "</svg>"))
 
     ascii_svg = svg.encode("ascii", "xmlcharrefreplace").decode()
-    address = "".join(ESCAPED.get(char, char) for char in ascii_svg)
-    return f"![{name}](<data:image/svg+xml,{address}>)"
+    address = "".join(ESCAPE_BY_CHARACTER.get(char, char) for char in ascii_svg)
+    return f"![{alt_text}](<data:image/svg+xml,{address}>)"
 
 
-def _open_svg(width: int, height: int) -> str:
-    """Return the opening tag of an SVG of this size; (0, 0) is the upper end of the vertical axis."""
+def _build_svg_opening_tag(width: int, height: int) -> str:
+    """Return the opening tag of an SVG of this size in pixels. (0, 0) is the upper end of the vertical axis."""
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' "
-        f"viewBox='{-LEFT} {-ABOVE} {width} {height}' "
+        f"viewBox='{-SIDE_MARGIN} {-TOP_MARGIN} {width} {height}' "
         "style='font:12px sans-serif' fill='#888'>"
     )
 
 
-def _draw_legend(legend: Mapping[str, str]) -> list[str]:
-    """Return the SVG of the first labels of a legend, side by side above the plot."""
+def _draw_legend(color_by_label: Mapping[str, str]) -> list[str]:
+    """Return the SVG of the first three labels of a legend, side by side above the plot, each in its color."""
+    above_plot = -4  # pixels
     texts = []
-    for x, (label, color) in zip(LEGEND_X, legend.items(), strict=False):
-        texts.append(_draw_text(x, label, -4, color))
+    for x, (label, color) in zip(LEGEND_LABEL_XS, color_by_label.items(), strict=False):
+        texts.append(_draw_text(x, label, above_plot, color))
     return texts

@@ -14,113 +14,126 @@ import dagster as dg
 import polars as pl
 
 from toolformer_dag.assets.declaration import (
-    OWNERS,
+    ASSET_OWNERS,
     AssetDeclaration,
-    asset_key,
-    build_explorer_address,
+    build_asset_key,
+    build_explorer_url,
     receive_and_find_reasons,
 )
 from toolformer_dag.assets.metadata import (
-    CALLS,
-    ROWS,
-    TOKENS,
-    UNCHANGED,
+    CALLS_LABEL,
+    ROW_COUNT_LABEL,
+    TOKENS_LABEL,
+    UNCHANGED_LABEL,
     find_last_materialization,
     format_code_cell,
     format_counts_table,
     format_frame_table,
     read_last_metadata,
 )
-from toolformer_dag.assets.plots import PLOTTED, bars, draw_start_curves
-from toolformer_dag.assets.running import tag_outcome
-from toolformer_dag.assets.staleness import CODE, VERSION, build_input_version_tags, is_known, report_materialization
+from toolformer_dag.assets.plots import BAR_COLUMNS_BY_VIEW, draw_bar_chart, draw_start_curves
+from toolformer_dag.assets.running import tag_run_with_outcome
+from toolformer_dag.assets.staleness import (
+    CODE_VERSION_TAG,
+    VERSION_TAG,
+    build_input_version_tags,
+    is_known_to_dagster,
+    report_materialization,
+)
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
-from toolformer_dag.evaluation.evaluated_tables import list_all_tables, withdraw_damaged
+from toolformer_dag.evaluation.evaluated_tables import list_all_tables, withdraw_damaged_measurements
 from toolformer_dag.evaluation.paper_tables import (
     PAPER_TABLES,
     PaperTable,
-    notes,
+    list_table_notes,
     query_over_min_probability,
     query_tool_shares,
 )
 from toolformer_dag.exports.corpus_export import (
     build_dataset_output,
-    corpus_settings,
+    collect_corpus_settings,
     export_corpus,
-    find_corpus_reasons,
+    find_corpus_stale_reasons,
     get_dataset_folder,
     has_current_card,
 )
-from toolformer_dag.exports.dataset_folder import Exported, read_exported
-from toolformer_dag.exports.export_forms import ExportForm, text_form
+from toolformer_dag.exports.dataset_folder import ExportRecord, read_export_record
+from toolformer_dag.exports.export_forms import ExportForm, build_text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import CLOSED, build_warehouse_output, open_warehouse
-from toolformer_dag.lake.warehouse_building import build, explain_out_of_date, version
+from toolformer_dag.lake.warehouse import NO_EXTERNAL_ACCESS_CONFIG, build_warehouse_output, open_warehouse
+from toolformer_dag.lake.warehouse_building import build_warehouse, compute_warehouse_version, explain_out_of_date
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.stages import list_shown_outputs
-from toolformer_dag.resources.step_processes import step_tags
+from toolformer_dag.resources.step_processes import build_step_tags
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection  # Dagster keeps annotations, and DuckDB reports what is left at the end
 
-THIS = sys.modules[__name__]
+THIS_MODULE = sys.modules[__name__]
 """Dagster keeps functions of this module; since they see the module, Python clears it, and DuckDB reports no leak."""
-WAREHOUSE = "warehouse/toolformer_duckdb"
+WAREHOUSE_ASSET = "warehouse/toolformer_duckdb"
 """The asset of the warehouse."""
-DATASET = "warehouse/dataset"
+DATASET_ASSET = "warehouse/dataset"
 """The asset of C* as a Hugging Face data set."""
-STEP = "tables"
+PAPER_TABLES_STEP = "tables"
 """The step that shows all tables of the paper: a step each would cost seconds where nothing changed."""
-TABLES = {table.view: table for table in PAPER_TABLES}
+PAPER_TABLE_BY_VIEW = {table.view_name: table for table in PAPER_TABLES}
 """The tables of the paper, by the view of the warehouse that they are read from."""
-SHOWN = tuple(f"tables/{view}" for view in TABLES)
+PAPER_TABLE_ASSETS = tuple(f"tables/{view}" for view in PAPER_TABLE_BY_VIEW)
 """The assets of the tables of the paper."""
-SHOWN_AS = 2
+LAYOUT_VERSION = 2
 """Raise this when the same rows are shown in another way."""
-EXAMPLE_CHARACTERS = 320
+MAX_EXAMPLE_CHARACTERS = 320
 """Characters of a cell that the tables of the paper show, for their examples of calls."""
 
 
 class _Warehouse:
-    """The warehouse of a plan: its file, and the tables and lanes (one per tool) that it holds."""
+    """The file of a plan's warehouse, with all tables of the lake; a lane in it is one tool with its settings."""
 
     def __init__(self, plan: Plan) -> None:
+        """Declare which tables the file holds, by the settings of the plan."""
+        stage_outputs = list_shown_outputs(plan)
         labels = {"profile": plan.settings.profile, "model.name": plan.settings.model.name}
         self._plan = plan
-        self._declared = CallWarehouse(list_all_tables(list_shown_outputs(plan)), plan.lane_names, labels)
-        self._database = plan.settings.warehouse
-        self.settings = self._declared.settings
+        self._declared_warehouse = CallWarehouse(list_all_tables(stage_outputs), plan.tool_name_by_lane_key, labels)
+        self._database_path = plan.settings.warehouse_file
+        self.settings = self._declared_warehouse.settings
 
-    def reasons(self) -> Reasons:
-        """Return why the file is missing or out of date. Another machine may have made it."""
-        files = build_warehouse_output(self._plan.lake, self._database)
-        check = partial(explain_out_of_date, self._plan.lake, self._declared, self._database)
-        return receive_and_find_reasons(files, check)
+    def find_reasons(self) -> Reasons:
+        """Find out why the warehouse file is missing or out of date, after downloading a newer one if there is one."""
+        shared_file = build_warehouse_output(self._plan.lake, self._database_path)
+        find_local_reasons = partial(
+            explain_out_of_date, self._plan.lake, self._declared_warehouse, self._database_path
+        )
+        return receive_and_find_reasons(shared_file, find_local_reasons)
 
-    def version(self) -> str:
+    def compute_version(self) -> str:
         """Return the version that a file built from the lake now would have."""
-        return version(self._plan.lake, self._declared)
+        return compute_warehouse_version(self._plan.lake, self._declared_warehouse)
 
-    def make(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
-        """Build the file if it is out of date, or if this Dagster instance has not shown it yet.
+    def make_asset(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
+        """Build the warehouse file if it is out of date, or if this Dagster instance has not shown it yet.
 
         Returns:
-            What the asset's page shows: the number of rows of each table. If nothing changed, the same as last time.
+            The version of the file, and what the asset's page shows: the number of rows of each table. If nothing was
+            built, the page shows the same as last time.
         """
-        lake.storage.wait_for_writes()  # the costs of the steps before
+        # The steps before this one may still be writing their costs, which are rows of the warehouse too.
+        lake.storage.wait_for_background_write()
         _withdraw_damaged_tables(context, lake)
 
-        shown_last = read_last_metadata(context)
-        if self.reasons() or not shown_last:
-            shown = self._build_database(lake)
+        last_metadata = read_last_metadata(context)
+        if self.find_reasons() or not last_metadata:
+            metadata = self._build_database(lake)
         else:
-            shown = {**shown_last, UNCHANGED: True}
+            metadata = {**last_metadata, UNCHANGED_LABEL: True}
 
+        version = compute_warehouse_version(lake, self._declared_warehouse)
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(version(lake, self._declared)),
-            metadata={**shown, TOKENS: 0, CALLS: 0},  # building needs no model and no tool
+            data_version=dg.DataVersion(version),
+            metadata={**metadata, TOKENS_LABEL: 0, CALLS_LABEL: 0},  # building needs no model and no tool
         )
 
     def _build_database(self, lake: Lake) -> dict[str, Any]:
@@ -129,355 +142,420 @@ class _Warehouse:
         Returns:
             What the asset's page shows: the number of rows of each table, and the path of the file.
         """
-        row_counts = build(lake, self._declared, self._database)
-        build_warehouse_output(lake, self._database).send()
+        row_counts = build_warehouse(lake, self._declared_warehouse, self._database_path)
+        build_warehouse_output(lake, self._database_path).send()
 
         return {
-            ROWS: row_counts["loss_deltas"],  # the table that people ask for
+            ROW_COUNT_LABEL: row_counts["loss_deltas"],  # the table that people ask for
             "rows": dg.MetadataValue.md(format_counts_table("table", row_counts)),
-            "file": dg.MetadataValue.path(str(self._database)),
-            UNCHANGED: False,
+            "file": dg.MetadataValue.path(str(self._database_path)),
+            UNCHANGED_LABEL: False,
         }
 
 
 def _withdraw_damaged_tables(context: dg.AssetExecutionContext, lake: Lake) -> None:
-    """Withdraw damaged measurements, which can only be made again, and log a warning for each."""
-    for name, damage in withdraw_damaged(lake).items():
+    """Withdraw damaged measurements from the lake, and log a warning for each.
+
+    Their rows cannot be repaired. A measurement that is withdrawn is shown as missing until somebody makes it again.
+    """
+    for name, damage in withdraw_damaged_measurements(lake).items():
         context.log.warning(f"{name} is left out until it is made again: {damage}")
 
 
-def warehouse(plan: Plan, inputs: Sequence[str]) -> AssetDeclaration:
-    """Declare the asset of the warehouse, a DuckDB file with all tables of the lake and the views of views.sql.
+def declare_warehouse(plan: Plan, input_names: Sequence[str]) -> AssetDeclaration:
+    """Declare the asset of the warehouse: a DuckDB file with all tables of the lake, and with views over them.
 
     Args:
-        inputs: The names of the assets whose rows it holds.
+        input_names: The names of the assets whose rows the file holds.
     """
     content = _Warehouse(plan)
     return AssetDeclaration(
-        name=plan.named(WAREHOUSE),
+        name=plan.add_round_suffix(WAREHOUSE_ASSET),
         settings=content.settings,
-        depends_on=tuple(inputs),
+        depends_on=tuple(input_names),
         description="Every scored call in one DuckDB file: loss_deltas, the other tables, the views.",
         kinds={"duckdb"},
         pool="lake",
-        reasons=content.reasons,
-        version=content.version,
-        make=content.make,
+        find_reasons=content.find_reasons,
+        get_version=content.compute_version,
+        make_asset=content.make_asset,
     )
 
 
-def dataset(plan: Plan) -> AssetDeclaration:
-    """Declare the asset of C*, the texts with their tool calls, as a Hugging Face data set."""
-    form = text_form()  # the columns of the data set: texts with and without their calls
+def declare_dataset(plan: Plan) -> AssetDeclaration:
+    """Declare the asset of the data set of C*: the texts with their tool calls, in Hugging Face's format."""
+    form = build_text_form()  # the columns of the data set: texts with and without their calls
     return AssetDeclaration(
-        name=plan.named(DATASET),
-        settings=corpus_settings(plan, form),
-        depends_on=(plan.named(WAREHOUSE),),
+        name=plan.add_round_suffix(DATASET_ASSET),
+        settings=collect_corpus_settings(plan, form),
+        depends_on=(plan.add_round_suffix(WAREHOUSE_ASSET),),
         description="C* as a Hugging Face data set.",
         kinds={"parquet", "huggingface"},
         pool="lake",
-        reasons=partial(_find_dataset_reasons, plan, form),
-        version=partial(_read_exported_version, get_dataset_folder(plan)),
-        make=partial(_export_if_stale, plan, form),  # the step of a run adds `context` and `lake`
+        find_reasons=partial(_find_dataset_reasons, plan, form),
+        get_version=partial(_read_exported_version, get_dataset_folder(plan)),
+        make_asset=partial(_export_if_stale, plan, form),  # the step of a run adds `context` and `lake`
     )
 
 
 def _find_dataset_reasons(plan: Plan, form: ExportForm) -> Reasons:
-    """Return why the data set is missing or out of date. Another machine may have made it."""
-    return receive_and_find_reasons(
-        build_dataset_output(plan), partial(find_corpus_reasons, plan, get_dataset_folder(plan), form)
-    )
+    """Find out why the data set is missing or out of date, after downloading a newer one if there is one."""
+    folder = get_dataset_folder(plan)
+    find_local_reasons = partial(find_corpus_stale_reasons, plan, folder, form)
+    return receive_and_find_reasons(build_dataset_output(plan), find_local_reasons)
 
 
 def _read_exported_version(folder: Path) -> str | None:
-    """Return the version of an exported data set; None if there is none."""
-    exported = read_exported(folder)
-    return exported.version if exported else None
+    """Return the version of the data set in a folder, or None if there is no data set."""
+    export_record = read_export_record(folder)
+    return export_record.content_fingerprint if export_record else None
 
 
 def _export_if_stale(
     plan: Plan, form: ExportForm, context: dg.AssetExecutionContext, lake: Lake
 ) -> dg.MaterializeResult:
-    """Write the data set if its rows are out of date, or what its card says about the project.
+    """Write the data set of C*, unless its rows and its card are up to date.
+
+    The card (README.md) says what the project knows of the data set, so it can change without the rows.
 
     Args:
+        form: The columns of the data set.
+        context: Not used here, but every step passes it.
         lake: Not used here. A step that takes this resource waits until no other step of the pool uses the lake.
+
+    Returns:
+        The version of the rows, and what the asset's page shows.
     """
-    current = _find_current_dataset(plan, form)
-    exported = current or _export_and_send(plan, form)
+    current_dataset = _find_current_dataset(plan, form)
+    is_unchanged = current_dataset is not None
+    dataset = current_dataset or _export_and_send(plan, form)
 
-    shown = {**_build_dataset_metadata(plan, exported), UNCHANGED: current is not None}
-    return dg.MaterializeResult(data_version=dg.DataVersion(exported.version), metadata=shown)
+    metadata = {**_build_dataset_metadata(plan, dataset), UNCHANGED_LABEL: is_unchanged}
+    return dg.MaterializeResult(data_version=dg.DataVersion(dataset.content_fingerprint), metadata=metadata)
 
 
-def _build_dataset_metadata(plan: Plan, exported: Exported) -> dict[str, Any]:
-    """Build what the page of the data set shows: the rows by split, and the folder."""
-    split_table = format_counts_table("split", exported.rows)
+def _build_dataset_metadata(plan: Plan, exported: ExportRecord) -> dict[str, Any]:
+    """Build what the page of the data set shows: its number of rows, in all and by split, its folder, and its cost."""
+    split_table = format_counts_table("split", exported.row_counts)
     return {
-        ROWS: sum(exported.rows.values()),
+        ROW_COUNT_LABEL: sum(exported.row_counts.values()),
         "rows": dg.MetadataValue.md(split_table),
         "folder": dg.MetadataValue.path(str(get_dataset_folder(plan))),
-        TOKENS: 0,
-        CALLS: 0,
+        TOKENS_LABEL: 0,  # writing the data set needs no model and no tool
+        CALLS_LABEL: 0,
     }
 
 
-def _find_current_dataset(plan: Plan, form: ExportForm) -> Exported | None:
-    """Return the stored data set if its rows and its card are up to date, else None."""
+def _find_current_dataset(plan: Plan, form: ExportForm) -> ExportRecord | None:
+    """Return the record of the stored data set, or None if its rows or its card are out of date."""
     if _find_dataset_reasons(plan, form):
         return None
     folder = get_dataset_folder(plan)
-    return read_exported(folder) if has_current_card(plan, folder) else None
+    return read_export_record(folder) if has_current_card(plan, folder) else None
 
 
-def _export_and_send(plan: Plan, form: ExportForm) -> Exported:
-    """Write the data set, and upload it if there is an object store."""
-    exported = export_corpus(plan, get_dataset_folder(plan), form, of_the_lake=True)
+def _export_and_send(plan: Plan, form: ExportForm) -> ExportRecord:
+    """Write the data set, upload it if there is an object store, and return its record."""
+    exported = export_corpus(plan, get_dataset_folder(plan), form, is_lake_dataset=True)
     build_dataset_output(plan).send()
     return exported
 
 
-def paper_table(plan: Plan, name: str) -> AssetDeclaration:
-    """Declare the asset of a table of the paper.
+def declare_paper_table(plan: Plan, asset_name: str) -> AssetDeclaration:
+    """Declare the asset of a table of the paper, which shows our numbers beside the paper's.
 
-    Nothing is stored, because the table is read from each new warehouse. The asset has no version of its own
-    and is never out of date.
+    Nothing is stored, because the table is read from each new warehouse. So the asset has no version before it is
+    made, and it is never out of date by itself.
+
+    Args:
+        asset_name: One of PAPER_TABLE_ASSETS, such as "tables/table_3".
     """
     return AssetDeclaration(
-        name=plan.named(name),
-        settings={"shown": SHOWN_AS},
-        depends_on=(plan.named(WAREHOUSE),),
-        description=f"{_get_paper_table(name).title}; ours and the paper's.",
+        name=plan.add_round_suffix(asset_name),
+        settings={"shown": LAYOUT_VERSION},
+        depends_on=(plan.add_round_suffix(WAREHOUSE_ASSET),),
+        description=f"{_get_paper_table(asset_name).title}; ours and the paper's.",
         kinds={"duckdb", "sql"},
         pool="lake",
-        reasons=Reasons,  # none, always
-        version=lambda: None,
-        make=_build_table_result,
+        find_reasons=Reasons,  # none, always
+        get_version=lambda: None,
+        make_asset=_build_table_result,
     )
 
 
 def build_paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDefinition:
-    """Build the assets of the paper's tables as a single step, which opens the warehouse once for all selected tables.
+    """Build the Dagster assets of the paper's tables, which one step makes together.
 
-    As separate steps of the pool "lake", they would have to wait for each other.
+    The step opens the warehouse once for all tables. As steps of their own in the pool "lake", they would have to
+    wait for each other.
+
+    Args:
+        outputs: The declared assets of the tables.
     """
-    step_name = f"{STEP}{plan.suffix}"
-    specs = [_build_paper_spec(output, plan.suffix) for output in outputs]
+    step_name = f"{PAPER_TABLES_STEP}{plan.round_suffix}"
+    specs = [_build_paper_table_spec(output, plan.round_suffix) for output in outputs]
 
-    @dg.multi_asset(name=step_name, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
+    @dg.multi_asset(name=step_name, specs=specs, can_subset=True, pool="lake", op_tags=build_step_tags("lake"))
     def tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
-        selected_keys = context.selected_asset_keys  # a run may make some of the tables only (can_subset)
-        selected = [output for output in outputs if asset_key(output.name) in selected_keys]
-        yield from _iter_table_results(context, plan, selected)
+        # A run may select some of the tables only (`can_subset`).
+        selected_keys = context.selected_asset_keys
+        selected_outputs = [output for output in outputs if build_asset_key(output.name) in selected_keys]
+        yield from _iter_paper_table_results(context, plan, selected_outputs)
 
     return tables
 
 
-def _iter_table_results(
+def _iter_paper_table_results(
     context: dg.AssetExecutionContext, plan: Plan, outputs: Sequence[AssetDeclaration]
 ) -> Iterator[dg.MaterializeResult]:
-    """Read tables of the paper from the warehouse, and yield the result of each asset."""
-    with open_warehouse(plan.settings.warehouse, CLOSED) as connection:
+    """Read tables of the paper from the warehouse, and yield the result of each table's asset.
+
+    Each result is also counted in the tags of the run: the table was computed, or it was unchanged.
+    """
+    with open_warehouse(plan.settings.warehouse_file, NO_EXTERNAL_ACCESS_CONFIG) as connection:
         for output in outputs:
-            result = output.make(context, output=output, warehouse=connection)
-            tag_outcome(context, output.name, result.metadata or {})
+            result = output.make_asset(context, output=output, warehouse=connection)
+            tag_run_with_outcome(context, output.name, result.metadata or {})
             yield result
 
 
-def _build_paper_spec(output: AssetDeclaration, suffix: str) -> dg.AssetSpec:
-    """Build Dagster's specification of a table of the paper.
+def _build_paper_table_spec(output: AssetDeclaration, round_suffix: str) -> dg.AssetSpec:
+    """Build Dagster's specification of the asset of a paper's table.
 
     Args:
-        suffix: Distinguishes the assets of a later round of annotation, such as "_round_2". Empty for the first round.
+        output: The declared asset.
+        round_suffix: The end of all names of a later round of annotation, such as "_round_2". Empty for the first.
     """
-    explorer = dg.MetadataValue.url(build_explorer_address(output.name, suffix))
+    explorer_link = dg.MetadataValue.url(build_explorer_url(output.name, round_suffix))
 
     return dg.AssetSpec(
-        asset_key(output.name),
-        group_name=f"{STEP}{suffix}",
-        deps=[asset_key(name) for name in output.depends_on],
+        build_asset_key(output.name),
+        group_name=f"{PAPER_TABLES_STEP}{round_suffix}",
+        deps=[build_asset_key(name) for name in output.depends_on],
         code_version=output.code_version,
         kinds=set(output.kinds),
-        owners=OWNERS,
+        owners=ASSET_OWNERS,
         description=output.description,
-        metadata={"explore": explorer},  # a link on the asset's page
+        metadata={"explore": explorer_link},
     )
 
 
-def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.DagsterInstance) -> None:
-    """Report the tables of the paper to Dagster, if it does not know them as they are in the stored warehouse.
+def report_paper_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.DagsterInstance) -> None:
+    """Report the tables of the paper to a Dagster instance that has not shown them as they are now.
 
-    Call `tell_dagster` first. Nothing is reported if the warehouse is missing or out of date.
+    The warehouse may have been built elsewhere, for example on another machine; then this instance has no run that
+    showed the tables. Call `report_stored_assets` first, so that the instance knows the warehouse itself. Nothing is
+    reported if the stored warehouse is missing or out of date.
 
     Args:
         outputs: All assets of the plan.
     """
     output_by_name = {output.name: output for output in outputs}
-    stored_warehouse = output_by_name[plan.named(WAREHOUSE)]
-    warehouse_version = stored_warehouse.version()
+    warehouse = output_by_name[plan.add_round_suffix(WAREHOUSE_ASSET)]
+    warehouse_version = warehouse.get_version()
     if warehouse_version is None:
         return
 
-    versions = {stored_warehouse.name: warehouse_version}
-    paper_tables = [output_by_name[plan.named(name)] for name in SHOWN]
-    unknown_tables = _select_unknown_tables(instance, paper_tables, versions)
+    version_by_asset = {warehouse.name: warehouse_version}
+    paper_tables = [output_by_name[plan.add_round_suffix(name)] for name in PAPER_TABLE_ASSETS]
+    unknown_tables = _select_unknown_paper_tables(instance, paper_tables, version_by_asset)
     if not unknown_tables:
         return
 
-    is_up_to_date = not stored_warehouse.reasons()  # asked last, since it looks at the files
+    # Checked last, because it has to look at the files.
+    is_up_to_date = not warehouse.find_reasons()
     if is_up_to_date:
-        _report_tables(instance, plan, unknown_tables, versions)
+        _report_unknown_paper_tables(instance, plan, unknown_tables, version_by_asset)
 
 
-def _select_unknown_tables(
-    instance: dg.DagsterInstance, tables: Sequence[AssetDeclaration], versions: Mapping[str, str]
+def _select_unknown_paper_tables(
+    instance: dg.DagsterInstance, paper_tables: Sequence[AssetDeclaration], version_by_asset: Mapping[str, str]
 ) -> list[AssetDeclaration]:
     """Return the tables of the paper that Dagster does not know as they are shown now.
 
-    versions: asset name -> version of what they are read from.
+    Args:
+        paper_tables: The declared assets of the tables.
+        version_by_asset: The version of each asset from which the tables are read, by its name.
     """
-    return [table for table in tables if not _is_known_table(instance, table, versions)]
+    return [table for table in paper_tables if not _is_known_paper_table(instance, table, version_by_asset)]
 
 
-def _report_tables(
-    instance: dg.DagsterInstance, plan: Plan, tables: Sequence[AssetDeclaration], versions: Mapping[str, str]
+def _report_unknown_paper_tables(
+    instance: dg.DagsterInstance,
+    plan: Plan,
+    paper_tables: Sequence[AssetDeclaration],
+    version_by_asset: Mapping[str, str],
 ) -> None:
-    """Read tables of the paper from the warehouse, and report them to Dagster as materializations without a run.
+    """Read tables of the paper from the warehouse, and report them to Dagster without a run.
+
+    They are unknown to Dagster as they are now: it has no materialization of them with today's settings and inputs.
 
     Args:
-        versions: The version of each asset from which the tables are read, by its name.
+        paper_tables: The declared assets of the tables.
+        version_by_asset: The version of each asset from which the tables are read, by its name.
     """
-    with open_warehouse(plan.settings.warehouse, CLOSED) as warehouse:  # CLOSED: no query reaches another file
-        for table in tables:
-            last = find_last_materialization(instance, asset_key(table.name))
-            shown_last = last.metadata if last else {}  # it is reported again if the content is the same
-            shown = _build_shown_table(table, warehouse, shown_last)
+    with open_warehouse(plan.settings.warehouse_file, NO_EXTERNAL_ACCESS_CONFIG) as connection:
+        for table in paper_tables:
+            # If the content of the table is still the same, `_build_shown_table` returns the last metadata again.
+            last_materialization = find_last_materialization(instance, build_asset_key(table.name))
+            last_metadata = last_materialization.metadata if last_materialization else {}
+            shown_table = _build_shown_table(table, connection, last_metadata)
 
-            tags = {VERSION: shown.version, CODE: table.code_version, **build_input_version_tags(table, versions)}
-            report_materialization(instance, table, tags, shown.metadata)
+            tags = {
+                VERSION_TAG: shown_table.version,
+                CODE_VERSION_TAG: table.code_version,
+                **build_input_version_tags(table, version_by_asset),
+            }
+            report_materialization(instance, table, tags, shown_table.metadata)
 
 
-def _is_known_table(instance: dg.DagsterInstance, table: AssetDeclaration, versions: Mapping[str, str]) -> bool:
-    """Check whether Dagster knows a table of the paper as it is shown now.
+def _is_known_paper_table(
+    instance: dg.DagsterInstance, table: AssetDeclaration, version_by_asset: Mapping[str, str]
+) -> bool:
+    """Check whether the last thing that Dagster knows of a table is made with today's settings and inputs.
 
     Args:
-        versions: The version of each asset from which the table is read, by its name.
+        version_by_asset: The version of each asset from which the table is read, by its name.
     """
-    return is_known(
+    return is_known_to_dagster(
         instance,
-        asset_key(table.name),
-        tags={CODE: table.code_version},
-        input_tags=build_input_version_tags(table, versions),
+        build_asset_key(table.name),
+        required_tags={CODE_VERSION_TAG: table.code_version},
+        input_tags=build_input_version_tags(table, version_by_asset),
     )
 
 
-def _get_paper_table(name: str) -> PaperTable:
-    """Return the table of the paper for the name of its asset."""
-    return TABLES[name.rpartition("/")[2]]
+def _get_paper_table(asset_name: str) -> PaperTable:
+    """Return the table of the paper that an asset shows: Table 3 for "tables/table_3"."""
+    view_name = asset_name.rpartition("/")[2]
+    return PAPER_TABLE_BY_VIEW[view_name]
 
 
 def _build_table_result(
     context: dg.AssetExecutionContext, output: AssetDeclaration, warehouse: "DuckDBPyConnection"
 ) -> dg.MaterializeResult:
-    """Return the result of the asset of a paper's table."""
-    key = asset_key(output.name)
-    shown = _build_shown_table(output, warehouse, read_last_metadata(context, key))
-    return dg.MaterializeResult(asset_key=key, data_version=dg.DataVersion(shown.version), metadata=shown.metadata)
+    """Read a table of the paper from the warehouse, and return it as the result of its asset."""
+    asset_key = build_asset_key(output.name)
+    last_metadata = read_last_metadata(context, asset_key)
+    shown_table = _build_shown_table(output, warehouse, last_metadata)
+    return dg.MaterializeResult(
+        asset_key=asset_key,
+        data_version=dg.DataVersion(shown_table.version),
+        metadata=shown_table.metadata,
+    )
 
 
 class ShownTable(NamedTuple):
-    """What the page shows of a table of the paper. `version`: of its rows, its notes and how they are shown."""
+    """A table of the paper as the page of its asset shows it.
+
+    Attributes:
+        version: The fingerprint of its rows, its notes and the way they are shown.
+        metadata: What the page shows, by label.
+    """
 
     version: str
     metadata: Mapping[str, Any]
 
 
 def _build_shown_table(
-    output: AssetDeclaration, warehouse: "DuckDBPyConnection", last: Mapping[str, Any]
+    output: AssetDeclaration, warehouse: "DuckDBPyConnection", last_metadata: Mapping[str, Any]
 ) -> ShownTable:
-    """Build what the page of a paper's table shows.
+    """Read a table of the paper from the warehouse, and build what the page of its asset shows.
 
     Args:
-        last: The metadata that was shown last. If the content is still the same, it is shown again, marked UNCHANGED.
+        output: The declared asset of the table.
+        last_metadata: What the page showed last. If the content is still the same, it is shown again, marked as
+            unchanged.
     """
-    content = _TableContent.read(_get_paper_table(output.name), warehouse)
-    version = fingerprint([output.code_version, content.identity()])
+    content = _TableContent.read_from_warehouse(_get_paper_table(output.name), warehouse)
+    version = fingerprint([output.code_version, content.build_identity()])
 
-    last_version = getattr(last.get("content"), "value", None)  # the text in Dagster's metadata value, if there is one
+    # The version stands under "content", as the text inside one of Dagster's metadata values.
+    last_version_value = last_metadata.get("content")
+    last_version = getattr(last_version_value, "value", None)
     if last_version == version:
-        return ShownTable(version, {**last, UNCHANGED: True})
+        return ShownTable(version, {**last_metadata, UNCHANGED_LABEL: True})
 
-    return ShownTable(version, {**content.metadata(), "content": version, UNCHANGED: False})
+    metadata = {**content.build_metadata(), "content": version, UNCHANGED_LABEL: False}
+    return ShownTable(version, metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class _TableContent:
-    """The content of a table of the paper.
+    """What a table of the paper says, as read from the warehouse.
 
-    - `table`: which table it is
-    - `rows`: its rows
-    - `notes`: the sentences below it
-    - `called`: which tools were called, for tables of benchmarks, else None
-    - `start_rates`: calls and right answers by `decoding.min_probability`, for Table 9, else None
+    Attributes:
+        table: Which table of the paper it is.
+        rows: Its rows.
+        notes: The sentences below it.
+        tool_shares: How often each tool was called. None for a table that shows no benchmark.
+        rates_by_min_probability: The shares of calls and of right answers by `decoding.min_probability`, for Table 9.
+            None for the other tables.
     """
 
     table: PaperTable
     rows: pl.DataFrame
     notes: list[str]
-    called: pl.DataFrame | None
-    start_rates: pl.DataFrame | None
+    tool_shares: pl.DataFrame | None
+    rates_by_min_probability: pl.DataFrame | None
 
     @staticmethod
-    def read(table: PaperTable, warehouse: "DuckDBPyConnection") -> "_TableContent":
+    def read_from_warehouse(table: PaperTable, warehouse: "DuckDBPyConnection") -> "_TableContent":
         """Read the content of a table from the warehouse."""
         return _TableContent(
             table=table,
-            rows=table.rows(warehouse),
-            notes=notes(warehouse, table),
-            called=query_tool_shares(warehouse, table),
-            start_rates=query_over_min_probability(warehouse, table),
+            rows=table.query_rows(warehouse),
+            notes=list_table_notes(warehouse, table),
+            tool_shares=query_tool_shares(warehouse, table),
+            rates_by_min_probability=query_over_min_probability(warehouse, table),
         )
 
-    def identity(self) -> list[Any]:
-        """Return the content in a form that can be fingerprinted."""
-        called_json = None if self.called is None else self.called.write_json()
-        start_rates_json = None if self.start_rates is None else self.start_rates.write_json()
-        return [self.rows.write_json(), self.notes, called_json, start_rates_json]
+    def build_identity(self) -> list[Any]:
+        """Return the content as plain values, which can be fingerprinted."""
+        tool_shares_json = None if self.tool_shares is None else self.tool_shares.write_json()
+        rates_json = None if self.rates_by_min_probability is None else self.rates_by_min_probability.write_json()
+        return [self.rows.write_json(), self.notes, tool_shares_json, rates_json]
 
-    def metadata(self) -> dict[str, Any]:
+    def build_metadata(self) -> dict[str, Any]:
         """Build what the asset's page in Dagster shows: the table, its notes, its numbers, and a bar chart.
 
         For tables of benchmarks it also shows which tools were called, and for Table 9 curves over
         `decoding.min_probability`.
         """
+        table = dg.MetadataValue.md(self._format_markdown_table())
+        notes = dg.MetadataValue.md(self._format_notes())
+        bar_chart = dg.MetadataValue.md(self._draw_plot())
         return {
-            ROWS: self.rows.height,
-            "table": dg.MetadataValue.md(self._format_markdown_table()),
+            ROW_COUNT_LABEL: self.rows.height,
+            "table": table,
             **self._build_benchmark_metadata(),
-            "notes": dg.MetadataValue.md(self._format_notes()),
+            "notes": notes,
             "numbers": dg.MetadataValue.json({"rows": self.rows.to_dicts()}),
-            "plot": dg.MetadataValue.md(self._draw_plot()),
+            "plot": bar_chart,
         }
 
     def _format_markdown_table(self) -> str:
-        """Return all rows in the paper's layout."""
-        wide = self.table.wide(self.rows)
-        return format_frame_table(wide, rows=self.rows.height, characters=EXAMPLE_CHARACTERS)
+        """Return all rows as a Markdown table in the paper's layout."""
+        wide = self.table.format_rows(self.rows)
+        return format_frame_table(wide, max_rows=self.rows.height, max_characters=MAX_EXAMPLE_CHARACTERS)
 
     def _draw_plot(self) -> str:
-        """Return a bar chart of the rows, as Markdown."""
-        plotted = PLOTTED[self.table.view]
-        return bars(self.rows, plotted.named, plotted.figure)
+        """Return a bar chart of the rows as a Markdown image."""
+        plotted = BAR_COLUMNS_BY_VIEW[self.table.view_name]
+        return draw_bar_chart(self.rows, plotted.label_columns, plotted.length_column)
 
     def _build_benchmark_metadata(self) -> dict[str, dg.MetadataValue]:
-        """Return what only tables of benchmarks and Table 9 show; empty for the other tables."""
-        shown: dict[str, dg.MetadataValue] = {}
-        if self.called is not None:
-            shown["tools called"] = dg.MetadataValue.md(format_frame_table(self.called, self.called.height))
-        if self.start_rates is not None:
-            shown["over min_probability"] = dg.MetadataValue.md(draw_start_curves(self.start_rates))
-        return shown
+        """Build what only tables of benchmarks and Table 9 show; return nothing for the other tables."""
+        metadata: dict[str, dg.MetadataValue] = {}
+        if self.tool_shares is not None:
+            shares_table = format_frame_table(self.tool_shares, self.tool_shares.height)
+            metadata["tools called"] = dg.MetadataValue.md(shares_table)
+
+        if self.rates_by_min_probability is not None:
+            curves = draw_start_curves(self.rates_by_min_probability)
+            metadata["over min_probability"] = dg.MetadataValue.md(curves)
+        return metadata
 
     def _format_notes(self) -> str:
         """Return the notes as a Markdown list."""
-        return "\n".join(f"- {format_code_cell(note, EXAMPLE_CHARACTERS)}" for note in self.notes)
+        return "\n".join(f"- {format_code_cell(note, MAX_EXAMPLE_CHARACTERS)}" for note in self.notes)

@@ -9,85 +9,109 @@ from rich.filesize import decimal
 from toolformer_dag.computing.forecast_range import Range
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.computing.workers import Workers, executor_of, worker_count
-from toolformer_dag.pipeline.estimate import LaneForecast, estimate
+from toolformer_dag.computing.workers import Workers, build_configured_executor, choose_worker_count
+from toolformer_dag.pipeline.estimate import LaneForecast, forecast_annotation
 from toolformer_dag.pipeline.stages import list_table_outputs
 
-NOT_COVERED = "Not covered: finetuning and evaluation, the documents and texts themselves, C* and the warehouse."
-HEAD = f"{'lane':<22}{'texts':>12}{'sampled':>9}  {'tokens still to compute':<36}storage still to take"
+NOT_COVERED_NOTE = "Not covered: finetuning and evaluation, the documents and texts themselves, C* and the warehouse."
+TABLE_HEADER = f"{'lane':<22}{'texts':>12}{'sampled':>9}  {'tokens still to compute':<36}storage still to take"
 
 
-def forecast(plan: Plan) -> str:
-    """Annotate a sample of texts for every lane, and return what the remaining texts will cost, as a table."""
-    lanes = _estimate_lanes(plan)
-    total = _sum_of_lanes(lanes)
-    if not total.texts:
+def forecast_cost_as_table(plan: Plan) -> str:
+    """Forecast what annotating the remaining texts will cost, and return it as a table with a line per lane.
+
+    For every lane (a tool with its settings), a sample of the texts is annotated. The run reuses what it computed.
+    """
+    lane_forecasts = _forecast_lanes(plan)
+    total = _sum_lane_forecasts(lane_forecasts)
+    if not total.text_count:
         return "Nothing is left to annotate."
-    table_lines = [HEAD, *map(_format_table_line, lanes), _format_table_line(total)]
-    time = format_time_line(total.seconds, worker_count(plan.settings))
-    spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
-    return "\n".join((*table_lines, time, spent, NOT_COVERED))
+
+    lane_lines = [_format_table_line(lane_forecast) for lane_forecast in lane_forecasts]
+    time_line = format_time_line(total.seconds, choose_worker_count(plan.settings))
+    sample_note = f"The sample took {total.sample_tokens:,} tokens; the run reuses its samples, results and losses."
+
+    lines = [TABLE_HEADER, *lane_lines, _format_table_line(total), time_line, sample_note, NOT_COVERED_NOTE]
+    return "\n".join(lines)
 
 
-def _estimate_lanes(plan: Plan) -> Sequence[LaneForecast]:
-    """Annotate a sample of texts for every lane (a tool with its settings), and return the lanes' forecasts."""
+def _forecast_lanes(plan: Plan) -> Sequence[LaneForecast]:
+    """Annotate a sample of texts for every lane (a tool with its settings), and return a forecast for each lane."""
     outputs = list_table_outputs(plan)
+    output_by_name = {output.name: output for output in outputs}
+    build_executor = partial(build_configured_executor, list_table_outputs)
+
     worker = Worker(plan)
-    workers = Workers(worker, {output.name: output for output in outputs}, partial(executor_of, list_table_outputs))
+    workers = Workers(worker, output_by_name, build_executor)
     try:
-        return estimate(worker, workers, outputs, lambda done, total: None)
+        return forecast_annotation(worker, workers, outputs, lambda done, total: None)
     finally:
         workers.close()
 
 
-def _format_table_line(lane: LaneForecast) -> str:
-    """Return a lane's line of the table, in the columns of HEAD."""
-    size = format_range(lane.bytes, _format_size)
-    return f"{lane.lane:<22}{lane.texts:>12,}{lane.sampled:>9,}  {_format_tokens(lane):<36}{size}"
+def _format_table_line(lane_forecast: LaneForecast) -> str:
+    """Format the forecast of a lane as a line of the table, with the columns of TABLE_HEADER."""
+    tokens = _format_token_range(lane_forecast)
+    storage = format_range(lane_forecast.bytes, _format_size)
+    return (
+        f"{lane_forecast.lane_key:<22}{lane_forecast.text_count:>12,}{lane_forecast.sampled_text_count:>9,}"
+        f"  {tokens:<36}{storage}"
+    )
 
 
-def format_time_line(seconds: Range, workers: int) -> str:
-    """Return how long the workers take together, such as `Time on 2 workers: 0:10:00 (0:08:00 - 0:12:00)`.
+def format_time_line(single_worker_seconds: Range, num_workers: int) -> str:
+    """Format how long the workers take together, such as `Time on 2 workers: 0:10:00 (0:08:00 - 0:12:00)`.
 
-    `seconds`: the time that a single worker would take.
+    Args:
+        single_worker_seconds: The time that a single worker would take.
+        num_workers: How many workers share the work.
     """
-    each = Range(seconds.value / workers, low=seconds.low / workers, high=seconds.high / workers)
-    time = format_range(each, lambda number: str(timedelta(seconds=round(number))))
-    return f"Time on {workers} worker{'s' * (workers > 1)}: {time}"
+    seconds = Range(
+        single_worker_seconds.value / num_workers,
+        low=single_worker_seconds.low / num_workers,
+        high=single_worker_seconds.high / num_workers,
+    )
+    plural = "s" if num_workers > 1 else ""
+    return f"Time on {num_workers} worker{plural}: {format_range(seconds, _format_duration)}"
 
 
-def _sum_of_lanes(lanes: Sequence[LaneForecast]) -> LaneForecast:
-    """Return the forecast of all lanes together."""
+def _format_duration(seconds: float) -> str:
+    """Return a time in hours, minutes and seconds: `0:10:00` for 600."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _sum_lane_forecasts(lane_forecasts: Sequence[LaneForecast]) -> LaneForecast:
+    """Return a forecast for all lanes together, under the name "all"."""
     return LaneForecast(
-        lane="all",
-        texts=sum(lane.texts for lane in lanes),
-        sampled=sum(lane.sampled for lane in lanes),
-        tokens=_sum_ranges(lane.tokens for lane in lanes),
-        bytes=_sum_ranges(lane.bytes for lane in lanes),
-        seconds=_sum_ranges(lane.seconds for lane in lanes),
-        spent=sum(lane.spent for lane in lanes),
-        shards=sum(lane.shards for lane in lanes),
+        lane_key="all",
+        text_count=sum(lane.text_count for lane in lane_forecasts),
+        sampled_text_count=sum(lane.sampled_text_count for lane in lane_forecasts),
+        tokens=_sum_ranges(lane.tokens for lane in lane_forecasts),
+        bytes=_sum_ranges(lane.bytes for lane in lane_forecasts),
+        seconds=_sum_ranges(lane.seconds for lane in lane_forecasts),
+        sample_tokens=sum(lane.sample_tokens for lane in lane_forecasts),
+        stale_shard_count=sum(lane.stale_shard_count for lane in lane_forecasts),
     )
 
 
 def _sum_ranges(ranges: Iterable[Range]) -> Range:
-    """Add the values, the lower ends and the upper ends, as if all forecasts erred in the same direction."""
+    """Add the values, the lower ends and the upper ends of ranges, as if all forecasts erred in the same direction."""
     return Range(*map(sum, zip(*ranges, strict=True)))
 
 
-def _format_size(count: float) -> str:
+def _format_size(byte_count: float) -> str:
     """Return bytes as people write them, such as 1.5 MB."""
-    return decimal(int(count))
+    return decimal(int(byte_count))
 
 
-def _format_tokens(lane: LaneForecast) -> str:
-    """Return the tokens that a lane will take, with their interval."""
-    if lane.texts and not lane.sampled:
+def _format_token_range(lane_forecast: LaneForecast) -> str:
+    """Format the tokens that a lane will take, with their 95 % interval."""
+    if lane_forecast.text_count and not lane_forecast.sampled_text_count:
         return "too few texts to tell"
-    return format_range(lane.tokens, "{:,.0f}".format)
+    return format_range(lane_forecast.tokens, "{:,.0f}".format)
 
 
-def format_range(forecast: Range, format_number: Callable[[float], str]) -> str:
+def format_range(forecast_range: Range, format_number: Callable[[float], str]) -> str:
     """Return `VALUE (LOW - HIGH)`, each number as `format_number` writes it."""
-    value = format_number(forecast.value)
-    return f"{value} ({format_number(forecast.low)} - {format_number(forecast.high)})"
+    value = format_number(forecast_range.value)
+    return f"{value} ({format_number(forecast_range.low)} - {format_number(forecast_range.high)})"

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from toolformer_dag.cli.terminal import path
-from toolformer_dag.files import write_whole
+from toolformer_dag.files import write_file_atomically
 
-SETTINGS = "toolformer.toml"
-WRITTEN = {
-    SETTINGS: "toolformer.toml",
+SETTINGS_FILE_NAME = "toolformer.toml"
+TEMPLATE_BY_FILE_NAME = {
+    SETTINGS_FILE_NAME: "toolformer.toml",
     "sum_tool.py": "sum_tool.py.txt",
     "sum_tool.txt": "sum_tool.txt",
     ".gitignore": "gitignore.txt",
@@ -32,70 +32,95 @@ def init(
 
     Example: toolformer-dag init mine
     """
-    corpus = list(_iter_corpus(folder))
-    models = list(_iter_models(folder))
-    settings = folder / SETTINGS
-    # Says what stands in new settings; settings that are there already stay as they are.
-    summary = "" if settings.exists() else _describe_corpus_and_model(corpus, models)
-    for name, template in WRITTEN.items():
-        _write_unless_there(folder / name, _fill_template(template, corpus, models))
-    typer.echo(f"{summary}Take a first look:\n  toolformer-dag run --config {quote(str(settings))} --first 1")
+    corpus_names = list(_iter_corpus_names(folder))
+    model_names = list(_iter_model_names(folder))
+    settings_file = folder / SETTINGS_FILE_NAME
+
+    # The summary says what stands in new settings. Settings that are there already stay as they are.
+    has_settings = settings_file.exists()
+    summary = "" if has_settings else _describe_corpus_and_model(corpus_names, model_names)
+
+    for file_name, template_name in TEMPLATE_BY_FILE_NAME.items():
+        text = _fill_template(template_name, corpus_names, model_names)
+        _write_unless_exists(folder / file_name, text)
+    typer.echo(f"{summary}Take a first look:\n  toolformer-dag run --config {quote(str(settings_file))} --first 1")
 
 
-def _write_unless_there(file: Path, text: str) -> None:
-    """Write a file and print its name, or say that it is there already."""
+def _write_unless_exists(file: Path, text: str) -> None:
+    """Write a file and print its path, or print that it is there already and stays."""
     if file.exists():
         typer.echo(f"{file} is there already and stays as it is")
     else:
-        write_whole(file, text.encode())
+        write_file_atomically(file, text.encode())
         typer.echo(file)
 
 
-def _fill_template(template: str, corpus: Sequence[str], models: Sequence[str]) -> str:
-    """Return the text of a template, with the corpus and the first model in its settings where there are any."""
-    shards_line = f"shards = {json.dumps(corpus, ensure_ascii=False)}" if corpus else '# shards = ["pages"]'
-    model_line = f"name = {json.dumps(models[0], ensure_ascii=False)}" if models else '# name = "gpt2"'
-    text = files(__package__).joinpath("project_template", template).read_text("utf-8")
-    return text.replace("{corpus}", shards_line).replace("{model}", model_line)
+def _fill_template(template_name: str, corpus_names: Sequence[str], model_names: Sequence[str]) -> str:
+    """Return the text of a template, in whose settings the corpus and the model of the project's folder are filled in.
+
+    Args:
+        template_name: The template's file name in `project_template`.
+        corpus_names: The files and folders of documents. If there are none, the setting stays a comment.
+        model_names: The models, of which the first is taken. If there are none, the setting stays a comment.
+    """
+    shards_line = '# shards = ["pages"]'
+    if corpus_names:
+        shards_line = f"shards = {json.dumps(corpus_names, ensure_ascii=False)}"
+
+    model_line = '# name = "gpt2"'
+    if model_names:
+        model_line = f"name = {json.dumps(model_names[0], ensure_ascii=False)}"
+
+    template = files(__package__).joinpath("project_template", template_name).read_text("utf-8")
+    return template.replace("{corpus}", shards_line).replace("{model}", model_line)
 
 
-def _describe_corpus_and_model(corpus: Sequence[str], models: Sequence[str]) -> str:
-    """Return which corpus and model stand in the settings."""
-    shards = ", ".join(corpus) or "no JSON lines or Parquet: a synthetic web is used"
-    model = f"The model is {models[0]}. " if models else ""
-    return f"Found {shards}. {model}"
+def _describe_corpus_and_model(corpus_names: Sequence[str], model_names: Sequence[str]) -> str:
+    """Return a text that says which corpus and which model the new settings name. It ends with a space."""
+    corpus = ", ".join(corpus_names) or "no JSON lines or Parquet: a synthetic web is used"
+    model_sentence = f"The model is {model_names[0]}. " if model_names else ""
+    return f"Found {corpus}. {model_sentence}"
 
 
-def _iter_models(folder: Path) -> Iterator[str]:
-    """Yield the subfolders that hold a model, then the GGUF files in the folder and its subfolders."""
-    yield from sorted(config.parent.name for config in folder.glob("*/config.json"))
-    weights = [*folder.glob("*.gguf"), *folder.glob("*/*.gguf")]
-    names = [file.relative_to(folder) for file in weights if file.is_file()]
-    yield from sorted(name.as_posix() for name in names if not name.parts[0].startswith("."))
+def _iter_model_names(folder: Path) -> Iterator[str]:
+    """Yield the names of the models in a folder: subfolders with a config.json, then GGUF files, each sorted.
+
+    GGUF files may also lie in subfolders that are not hidden.
+    """
+    yield from sorted(config_file.parent.name for config_file in folder.glob("*/config.json"))
+
+    weight_files = [*folder.glob("*.gguf"), *folder.glob("*/*.gguf")]
+    relative_paths = [file.relative_to(folder) for file in weight_files if file.is_file()]
+    visible_paths = [relative for relative in relative_paths if not relative.parts[0].startswith(".")]
+    yield from sorted(relative.as_posix() for relative in visible_paths)
 
 
-def _iter_corpus(folder: Path) -> Iterator[str]:
-    """Yield the names of files of documents in the folder, and of its subfolders that hold such files."""
+def _iter_corpus_names(folder: Path) -> Iterator[str]:
+    """Yield the names of a folder's entries that hold documents: files, and subfolders with such files."""
     for entry in sorted(folder.glob("*")):
-        if _may_be_corpus(entry) and _has_documents(entry):
+        if _is_corpus_candidate(entry) and _has_document_files(entry):
             yield entry.name
 
 
-def _may_be_corpus(entry: Path) -> bool:
-    """Return False for hidden entries, the lake, and folders of models."""
-    if entry.name.startswith((".", "_")) or entry.name == "lake":  # perhaps a folder that this user may not enter
+def _is_corpus_candidate(entry_path: Path) -> bool:
+    """Return whether documents may lie here: not in a hidden entry, the project's lake, or a model's folder."""
+    # The name is checked first, since this user may not be allowed to look into the folder.
+    if entry_path.name.startswith((".", "_")) or entry_path.name == "lake":
         return False
-    return not (entry / "config.json").exists()
+    return not (entry_path / "config.json").exists()
 
 
-def _has_documents(entry: Path) -> bool:
+def _has_document_files(entry_path: Path) -> bool:
     """Return whether an entry is a file of documents, or a folder with such a file at any depth."""
-    candidates = entry.rglob("*") if entry.is_dir() else [entry]
-    return any(_is_named_as_documents(file.name) for file in candidates)
+    candidates = entry_path.rglob("*") if entry_path.is_dir() else [entry_path]
+    return any(_is_document_file_name(file.name) for file in candidates)
 
 
-def _is_named_as_documents(name: str) -> bool:
-    """Return whether a file is named as JSON lines or Parquet, and not as what is published beside documents."""
-    from toolformer_dag.computing.shards import DATA, SIDE_FILE
+def _is_document_file_name(file_name: str) -> bool:
+    """Return whether a file is named as JSON lines or Parquet.
 
-    return name.lower().endswith(DATA) and not SIDE_FILE.fullmatch(name)
+    Names of files that are published beside documents, and hold none, do not count.
+    """
+    from toolformer_dag.computing.shards import DOCUMENT_FILE_ENDINGS, SIDE_FILE_PATTERN
+
+    return file_name.lower().endswith(DOCUMENT_FILE_ENDINGS) and not SIDE_FILE_PATTERN.fullmatch(file_name)

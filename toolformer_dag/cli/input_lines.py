@@ -12,114 +12,159 @@ import typer
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.setting_types import expand_home
 
-BATCH = 256
+LINES_PER_BATCH = 256
 """How many lines are read before the first is answered."""
 Parsed = TypeVar("Parsed")
 Item = TypeVar("Item")
 
 
-def open_lines(file: str) -> BinaryIO:
-    """Open a file of lines, or standard input for `-`. Raises UserError where there is no such file."""
-    if file == "-":
+def open_input_lines(file_name: str) -> BinaryIO:
+    """Open a file of lines, or standard input for `-`. The caller closes it.
+
+    Raises:
+        UserError: There is no such file.
+    """
+    if file_name == "-":
         return sys.stdin.buffer
-    file_path = expand_home(Path(file))
+    file_path = expand_home(Path(file_name))
     if not file_path.is_file():
-        raise UserError(f"{file}: no such file; name a file of JSON lines, or - to read standard input")
+        raise UserError(f"{file_name}: no such file; name a file of JSON lines, or - to read standard input")
     return file_path.open("rb")
 
 
-def require_utf8(source: str, text: str) -> str:
-    """Return the text. Raises UserError if it is not UTF-8, which Python reads as lone surrogates.
+def require_utf8(source_name: str, text: str) -> str:
+    """Return a text as it is, after a check that it is valid UTF-8.
 
-    `source`: what the message calls the text.
+    Python reads bytes that are not UTF-8 as lone surrogates, which cannot be written again.
+
+    Args:
+        source_name: What an error message calls the text, such as "line 3".
+        text: The text.
+
+    Raises:
+        UserError: The text is not UTF-8.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{source}: is no text in UTF-8 ({error.reason}); write it in UTF-8") from error
+        raise UserError(f"{source_name}: is no text in UTF-8 ({error.reason}); write it in UTF-8") from error
     return text
 
 
 class ParsedLine(NamedTuple, Generic[Parsed]):
-    """A line of a file: its number, from 1, and its parsed value."""
+    """A line of a file that could be parsed.
 
-    number: int
-    value: Parsed
+    Attributes:
+        line_number: Its number, from 1.
+        parsed_value: What it was parsed to.
+    """
+
+    line_number: int
+    parsed_value: Parsed
 
 
 class BadLines:
-    """Reports unusable lines on standard error; `any` says whether there were some."""
+    """Reports unusable lines on standard error.
 
-    any = False
+    Attributes:
+        has_bad_lines: Whether a line has been reported.
+    """
 
-    def report(self, fault: object) -> None:
+    has_bad_lines = False
+
+    def report_bad_line(self, fault: object) -> None:
         """Print what is wrong with a line."""
         typer.echo(f"error: {fault}", err=True)
-        self.any = True
+        self.has_bad_lines = True
 
-    def left_out(self, lines: Iterable[bytes], parse: Callable[[bytes], Parsed]) -> Iterator[list[ParsedLine[Parsed]]]:
-        """Yield the usable lines in lists, each parsed from up to BATCH lines; report the others.
+    def iter_usable_batches(
+        self, lines: Iterable[bytes], parse_line: Callable[[bytes], Parsed]
+    ) -> Iterator[list[ParsedLine[Parsed]]]:
+        """Parse lines when they are needed, and yield the usable ones in lists; report the others.
 
-        Blank lines are skipped but counted. `parse` raises UserError for an unusable line.
+        Args:
+            lines: The lines. Blank ones are skipped, but count for the numbers of the lines.
+            parse_line: Parses a line. It raises UserError for one that is unusable.
+
+        Yields:
+            The usable lines among the next LINES_PER_BATCH ones. The list is empty if all of these are unusable.
         """
-        not_blank = (NumberedLine(number, line) for number, line in enumerate(lines, 1) if line.strip())
-        for batch in split_into_batches(not_blank, BATCH):
-            yield list(self._parsed(batch, parse))
+        numbered_lines = (NumberedLine(number, line) for number, line in enumerate(lines, 1) if line.strip())
+        for batch in split_into_batches(numbered_lines, LINES_PER_BATCH):
+            yield list(self._iter_usable_lines(batch, parse_line))
 
-    def _parsed(
-        self, lines: Iterable["NumberedLine"], parse: Callable[[bytes], Parsed]
+    def _iter_usable_lines(
+        self, lines: Iterable["NumberedLine"], parse_line: Callable[[bytes], Parsed]
     ) -> Iterator[ParsedLine[Parsed]]:
-        """Yield the lines that can be parsed; report the others."""
+        """Yield the lines that can be parsed, and report the others.
+
+        Args:
+            lines: The lines with their numbers.
+            parse_line: Parses a line. It raises UserError for one that is unusable.
+        """
         for line in lines:
             try:
-                yield ParsedLine(line.number, parse(line.content))
+                yield ParsedLine(line.line_number, parse_line(line.line_bytes))
             except UserError as error:
-                self.report(f"line {line.number}: {error}")
+                self.report_bad_line(f"line {line.line_number}: {error}")
 
 
 class NumberedLine(NamedTuple):
     """A line of a file, with its number from 1."""
 
-    number: int
-    content: bytes
+    line_number: int
+    line_bytes: bytes
 
 
-def split_into_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield the items in lists of `size`; the last list may be shorter."""
+def split_into_batches(items: Iterable[Item], batch_size: int) -> Iterator[list[Item]]:
+    """Yield the items in lists of `batch_size`. The last list may be shorter."""
     iterator = iter(items)
-    batch = list(islice(iterator, size))
+    batch = list(islice(iterator, batch_size))
     while batch:
         yield batch
-        batch = list(islice(iterator, size))
+        batch = list(islice(iterator, batch_size))
 
 
-def parse_record(
-    line: bytes, required: Mapping[str, type], optional: Mapping[str, type] | None = None
+def parse_json_record(
+    line: bytes, required_types: Mapping[str, type], optional_types: Mapping[str, type] | None = None
 ) -> dict[str, Any]:
-    """Return the JSON object in a line. Raises UserError where a field is missing or has another type.
+    """Parse a line with a JSON object, and check the types of its fields.
 
-    The mappings have the expected type of each field. Other fields may have any type.
+    Args:
+        line: The line.
+        required_types: The type of each field that must be there.
+        optional_types: The type of each field that may be there. Fields with other names may have any type.
+
+    Raises:
+        UserError: The line holds no JSON object, or a field is missing or has another type.
     """
-    record = _parse_json(line)
-    fields = {**required, **(optional or {})}
-    for name, kind in fields.items():
-        if not _has_field(record, name, kind, name in required):
-            raise UserError(f"field {name!r} must be a {kind.__name__}; fields: {', '.join(fields)}")
+    record = _parse_json_line(line)
+    type_by_field = {**required_types, **(optional_types or {})}
+
+    for field_name, field_type in type_by_field.items():
+        is_required = field_name in required_types
+        if not _has_valid_field(record, field_name, field_type, is_required):
+            raise UserError(f"field {field_name!r} must be a {field_type.__name__}; fields: {', '.join(type_by_field)}")
     return dict(record)
 
 
-def _parse_json(line: bytes) -> Any:
-    """Return the JSON value in a line. Raises UserError."""
+def _parse_json_line(line: bytes) -> Any:
+    """Return the JSON value in a line.
+
+    Raises:
+        UserError: The line is not JSON.
+    """
     try:
-        return orjson.loads(line)  # json would let half a character pass, which no tokenizer takes
+        # Python's `json` would let lone surrogates pass (half a character), which no tokenizer takes.
+        return orjson.loads(line)
     except ValueError as error:
         raise UserError(f"not JSON: {error}; write one object per line") from error
 
 
-def _has_field(record: object, name: str, kind: type, is_required: bool) -> bool:
-    """Return whether a record is an object with a field of this type, or may lack the field and does."""
+def _has_valid_field(record: object, field_name: str, field_type: type, is_required: bool) -> bool:
+    """Return whether a record is a JSON object that has a field of this type, or may lack the field and does."""
     if not isinstance(record, dict):
         return False
-    if name in record:
-        return type(record[name]) is kind
+    if field_name in record:
+        return type(record[field_name]) is field_type
     return not is_required

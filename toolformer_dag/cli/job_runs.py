@@ -20,181 +20,224 @@ from toolformer_dag.assets.running import Step
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import build_definitions
 from toolformer_dag.resources.live_runs import (
-    FOLDER,
-    HOME,
-    alive,
+    HOME_TAG,
+    RUN_FOLDER_TAG,
     end_dead_runs_regularly,
     free_slots_of_ended_runs,
-    home_name,
-    run_folders,
+    get_live_runs_folder,
+    get_or_create_home_name,
+    hold_run_lock,
 )
-from toolformer_dag.resources.step_processes import PRELOADED
+from toolformer_dag.resources.step_processes import PRELOADED_MODULES
 
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+QUIET_RUN_CONFIG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 """The configuration of a run that logs nothing on the terminal; the UI has its log."""
-INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
+INTERRUPTION_ERROR_NAMES = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 """Errors of steps that were interrupted."""
-CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
+CANCELLED_STATUSES = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 """States of a run that was cancelled in the UI."""
-LOOK_EVERY_SECONDS = 0.25
+CHECK_INTERVAL_SECONDS = 0.25
 """How often the steps' progress files and the state of the run are read."""
-REPEAT_EVERY_SECONDS = 5.0
+REPEAT_INTERVAL_SECONDS = 5.0
 """How often a step without progress is reported again."""
-Result = dg.ExecuteInProcessResult | dg.JobExecutionResult
-Sink = Callable[[Step], None]
+JobResult = dg.ExecuteInProcessResult | dg.JobExecutionResult
+StepCallback = Callable[[Step], None]
 """Receives a step whenever it made progress, every few seconds while it makes none, and once when it has ended."""
 
 
 @contextmanager
-def completed(
-    plan: Plan, instance: dg.DagsterInstance, name: str, assets: Sequence[dg.AssetKey], sink: Sink
-) -> Iterator[tuple[Result, Path]]:
-    """Run a job for these assets to its end; then yield Dagster's result and the folder with the costs of its steps.
+def run_job_to_completion(
+    plan: Plan, instance: dg.DagsterInstance, job_name: str, asset_keys: Sequence[dg.AssetKey], on_step: StepCallback
+) -> Iterator[tuple[JobResult, Path]]:
+    """Run a job for some assets; the block begins when the job has ended.
 
-    Other processes see the run as alive until the block ends.
+    Other processes see the run as alive until the block ends too.
 
-    - `name`: of the job
-    - `sink`: receives the progress of each step, in another thread
+    Args:
+        plan: The plan that the assets belong to.
+        instance: The Dagster instance that records the run.
+        job_name: Dagster's name of the job.
+        asset_keys: The assets to make.
+        on_step: Receives the progress of each step, in another thread.
+
+    Yields:
+        Dagster's result of the job, and the folder in which its steps have left their costs.
     """
-    folder = run_folders(instance) / uuid4().hex
-    options = _build_job_options(instance, assets, folder)
-    with alive(folder):  # locks the folder
-        # Meanwhile, runs whose processes are gone are ended: this one may wait for what they occupy.
-        with _watch_run(instance, folder, sink), end_dead_runs_regularly(instance):
-            result = _run_job(plan, name, options)
-            plan.lake.storage.wait_for_writes()
-        yield result, folder
+    run_folder = get_live_runs_folder(instance) / uuid4().hex
+    job_options = _build_job_options(instance, asset_keys, run_folder)
+
+    with hold_run_lock(run_folder):  # other processes see by the lock that the run is alive
+        # Runs whose processes are gone are ended meanwhile: this run may wait for what they occupy.
+        with _watch_run(instance, run_folder, on_step), end_dead_runs_regularly(instance):
+            job_result = _run_job(plan, job_name, job_options)
+            plan.lake.storage.wait_for_background_write()
+        yield job_result, run_folder
 
 
-def _build_job_options(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], folder: Path) -> dict[str, Any]:
-    """Return the arguments for Dagster to run a job for these assets. folder: of the run, which a tag names."""
+def _build_job_options(
+    instance: dg.DagsterInstance, asset_keys: Sequence[dg.AssetKey], run_folder: Path
+) -> dict[str, Any]:
+    """Return the arguments with which Dagster runs a job for some assets.
+
+    Args:
+        instance: The Dagster instance that records the run.
+        asset_keys: The assets to make.
+        run_folder: The folder of the run. A tag of the run names it, so that other processes find it.
+    """
     return {
         "instance": instance,
-        "asset_selection": assets,
-        "run_config": QUIET,
+        "asset_selection": asset_keys,
+        "run_config": QUIET_RUN_CONFIG,
         "raise_on_error": False,
-        "tags": {HOME: home_name(instance), FOLDER: folder.name},
+        "tags": {HOME_TAG: get_or_create_home_name(instance), RUN_FOLDER_TAG: run_folder.name},
     }
 
 
-def _run_job(plan: Plan, name: str, options: dict[str, Any]) -> Result:
-    """Run the job in this process, or with a process per step if the settings allow several steps at once."""
+def _run_job(plan: Plan, job_name: str, job_options: dict[str, Any]) -> JobResult:
+    """Run a job in this process, or, if the settings allow several steps at once, with a process for each step."""
     if plan.settings.execution.steps_at_once == 1:
-        return build_definitions(plan).resolve_job_def(name).execute_in_process(**options)
-    return _run_in_processes(plan, name, options)
+        job = build_definitions(plan).resolve_job_def(job_name)
+        return job.execute_in_process(**job_options)
+    return _run_job_in_processes(plan, job_name, job_options)
 
 
-def _run_in_processes(plan: Plan, name: str, options: dict[str, Any]) -> Result:
-    """Run a job with a process per step. `options`: arguments of Dagster's `execute_job`.
+def _run_job_in_processes(plan: Plan, job_name: str, job_options: dict[str, Any]) -> JobResult:
+    """Run a job with a process for each step.
 
-    Each process builds the job again, from the settings in a file (`definitions.job_of`).
+    Each process builds the job again (`definitions.job_of`), from the settings in a file.
+
+    Args:
+        plan: The plan that the job belongs to.
+        job_name: Dagster's name of the job.
+        job_options: The arguments of Dagster's `execute_job`.
     """
     _start_quiet_forkserver()
-    with TemporaryDirectory() as folder:  # nobody else may read it: an option of a tool may be a secret
-        settings = Path(folder, "settings.json")
-        settings.write_text(plan.settings.model_dump_json())
-        job = dg.build_reconstructable_job("toolformer_dag.definitions", "job_of", (str(settings), name))  # type: ignore[arg-type]
+
+    # An option of a tool may be a secret; only this user may read a temporary directory.
+    with TemporaryDirectory() as folder:
+        settings_file = Path(folder, "settings.json")
+        settings_file.write_text(plan.settings.model_dump_json())
+        job_arguments = (str(settings_file), job_name)
+        job = dg.build_reconstructable_job("toolformer_dag.definitions", "job_of", job_arguments)  # type: ignore[arg-type]
         try:
-            return dg.execute_job(job, **options)
+            return dg.execute_job(job, **job_options)
         finally:
-            free_slots_of_ended_runs(options["instance"])
+            free_slots_of_ended_runs(job_options["instance"])
 
 
 def _start_quiet_forkserver() -> None:
-    """Start the process that the steps' processes are forked from, so that Dagster writes nothing to the terminal.
+    """Start the process from which Python forks a process for each step, with a standard error that leads nowhere.
 
-    It inherits the standard error of this process, which leads nowhere while it starts.
+    The steps' processes inherit it, so that Dagster, which logs there, writes nothing to the terminal.
     """
-    standard_error = 2  # the descriptor
-    terminal = os.dup(standard_error)
+    standard_error = 2  # its file descriptor
+    saved_descriptor = os.dup(standard_error)
     try:
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), standard_error)
-        forkserver.set_forkserver_preload(list(PRELOADED))
+        with Path(os.devnull).open("wb") as devnull:
+            os.dup2(devnull.fileno(), standard_error)
+        forkserver.set_forkserver_preload(list(PRELOADED_MODULES))
         forkserver.ensure_running()
     finally:
-        os.dup2(terminal, standard_error)
-        os.close(terminal)
+        # From here on, this process itself writes to the terminal again.
+        os.dup2(saved_descriptor, standard_error)
+        os.close(saved_descriptor)
 
 
-class _Watch:
-    """Watches a run: reports the progress of its steps to a sink, and notices when the UI cancels it.
+class _RunWatcher:
+    """Watches a run: it reports the progress of the steps, and notices when the run is canceled in the UI.
 
-    Each step writes its progress to a file in the run's folder.
+    Each step writes its progress to a file in the run's folder, and the watcher reads these files.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, folder: Path, sink: Sink) -> None:
+    def __init__(self, instance: dg.DagsterInstance, run_folder: Path, on_step: StepCallback) -> None:
+        """Watch the run whose steps write to a folder; `on_step` receives each step that made progress."""
         self._instance = instance
-        self._folder = folder
-        self._sink = sink
-        self._reported: dict[Path, bytes] = {}  # the content of each file when it was last reported
-        self._reported_at: dict[Path, float] = {}
+        self._run_folder = run_folder
+        self._on_step = on_step
+        # For each progress file, its content and the time when its step was last reported.
+        self._reported_content_by_file: dict[Path, bytes] = {}
+        self._reported_at_by_file: dict[Path, float] = {}
 
-    def until(self, ended: threading.Event) -> None:
-        """Report steps until the event is set, and once more after it.
+    def report_until(self, ended_event: threading.Event) -> None:
+        """Report steps that made progress, until the event is set and once more after that.
 
-        Sends SIGINT to this process, once, if the UI cancelled the run.
+        If the run is canceled in the UI, this process gets the signal SIGINT, once, as if the user had typed Ctrl-C.
         """
         is_interrupted = False
-        is_over = False
-        while not is_over:
-            is_over = ended.wait(LOOK_EVERY_SECONDS)
-            self._report_steps()
-            if not is_over and not is_interrupted and self._is_cancelled():
+        has_ended = False
+        while not has_ended:
+            has_ended = ended_event.wait(CHECK_INTERVAL_SECONDS)
+            self._report_steps_with_news()
+
+            must_interrupt = not has_ended and not is_interrupted and self._is_run_cancelled()
+            if must_interrupt:
                 is_interrupted = True
                 os.kill(os.getpid(), signal.SIGINT)
 
-    def _report_steps(self) -> None:
-        """Report the steps with news, the least recently written first."""
-        with suppress(FileNotFoundError):  # a file was replaced meanwhile: it is read the next time
-            for file in sorted(self._folder.glob("[!.]*.json"), key=lambda file: file.stat().st_mtime_ns):
-                self._report_step(file)
+    def _report_steps_with_news(self) -> None:
+        """Report the steps that made progress, first the one whose file was written longest ago."""
+        # A step replaces its file when it writes it, so that a file may be missing now. It is read the next time.
+        with suppress(FileNotFoundError):
+            progress_files = self._run_folder.glob("[!.]*.json")
+            for progress_file in sorted(progress_files, key=lambda file: file.stat().st_mtime_ns):
+                self._report_step_if_due(progress_file)
 
-    def _report_step(self, file: Path) -> None:
-        """Report a step if its file has changed, or if it is overdue."""
-        content = file.read_bytes()
+    def _report_step_if_due(self, progress_file: Path) -> None:
+        """Report a step if its file has changed, or if it has not been reported for some seconds."""
+        content = progress_file.read_bytes()
         step = Step(**json.loads(content))
-        if content != self._reported.get(file) or self._is_overdue(file, step):
-            self._reported[file] = content
-            self._reported_at[file] = time.monotonic()
-            self._sink(step)
 
-    def _is_overdue(self, file: Path, step: Step) -> bool:
-        """Return whether a running step was last reported more than REPEAT_EVERY_SECONDS ago."""
+        has_changed = content != self._reported_content_by_file.get(progress_file)
+        if has_changed or self._is_step_overdue(progress_file, step):
+            self._reported_content_by_file[progress_file] = content
+            self._reported_at_by_file[progress_file] = time.monotonic()
+            self._on_step(step)
+
+    def _is_step_overdue(self, progress_file: Path, step: Step) -> bool:
+        """Return whether a running step was last reported more than REPEAT_INTERVAL_SECONDS ago."""
+        if step.outcome is not None:  # it has ended
+            return False
         now = time.monotonic()
-        return step.outcome is None and now - self._reported_at.get(file, now) > REPEAT_EVERY_SECONDS
+        last_reported_at = self._reported_at_by_file.get(progress_file, now)
+        return now - last_reported_at > REPEAT_INTERVAL_SECONDS
 
-    def _is_cancelled(self) -> bool:
+    def _is_run_cancelled(self) -> bool:
         """Return whether the run was cancelled in the UI."""
-        runs = self._instance.get_runs(dg.RunsFilter(tags={FOLDER: self._folder.name}))
-        return any(run.status in CANCELLED for run in runs)
+        runs = self._instance.get_runs(dg.RunsFilter(tags={RUN_FOLDER_TAG: self._run_folder.name}))
+        return any(run.status in CANCELLED_STATUSES for run in runs)
 
 
 @contextmanager
-def _watch_run(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator[None]:
-    """Report the steps of a run to a sink while the block runs, and interrupt the block if the UI cancels the run.
+def _watch_run(instance: dg.DagsterInstance, run_folder: Path, on_step: StepCallback) -> Iterator[None]:
+    """Report the steps of a run while the block runs, and interrupt the block if the run is canceled in the UI.
 
-    A thread reads the files in the run's folder to which the steps write their progress.
+    Another thread does this. It reads the files in the run's folder to which the steps write their progress.
+
+    Args:
+        instance: The Dagster instance that records the run.
+        run_folder: The folder of the run.
+        on_step: Receives a step that made progress, in the other thread.
     """
     block_ended = threading.Event()
-    watch = _Watch(instance, folder, sink)
-    with ThreadPoolExecutor(1) as threads:
-        try:  # around the start too: Ctrl-C there would leave a thread that nobody ends
-            watching = threads.submit(watch.until, block_ended)  # sends SIGINT if the UI cancels the run
+    watcher = _RunWatcher(instance, run_folder, on_step)
+    with ThreadPoolExecutor(1) as executor:
+        # The thread starts inside the `try`: Ctrl-C before it would leave a thread that nobody ends.
+        try:
+            watching = executor.submit(watcher.report_until, block_ended)
             yield
         finally:
             block_ended.set()
-    watching.result()  # raises an error of the thread
+    watching.result()  # raises the error of the thread, if there was one
 
 
-def was_interrupted(result: Result) -> bool:
-    """Return whether Ctrl-C, another signal or the UI ended the run."""
-    return any(map(_is_interruption, result.all_events))
+def was_job_interrupted(job_result: JobResult) -> bool:
+    """Return whether Ctrl-C, another signal or a person in the UI ended the run before it was done."""
+    return any(map(_is_interruption_event, job_result.all_events))
 
 
-def _is_interruption(event: dg.DagsterEvent) -> bool:
-    """Return whether an event says that a step was interrupted or the run cancelled."""
+def _is_interruption_event(event: dg.DagsterEvent) -> bool:
+    """Return whether one of Dagster's events says that a step was interrupted, or that the run was canceled."""
     if event.event_type is dg.DagsterEventType.RUN_CANCELED:
         return True
     error = getattr(event.event_specific_data, "error", None)
-    return error is not None and error.cls_name in INTERRUPTIONS
+    return error is not None and error.cls_name in INTERRUPTION_ERROR_NAMES

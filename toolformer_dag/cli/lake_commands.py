@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, load_command_settings, path
+from toolformer_dag.cli.terminal import ConfigOption, ProfileOption, SetOption, load_command_settings, path
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
     from toolformer_dag.lake.cleaning import RemovedFile
 
-CENTURY = 876_600.0
+MAX_GRACE_HOURS = 876_600.0
 """Hours in a century, the longest grace period: dates cannot express much more."""
 
 
@@ -21,9 +21,9 @@ def verify(
     folder: Annotated[
         Path | None, typer.Argument(parser=path, help="Read this export or checkpoint alone, wherever it lies.")
     ] = None,
-    config: Config = None,
-    profile: Profile = None,
-    set: Set = None,
+    config: ConfigOption = None,
+    profile: ProfileOption = None,
+    set: SetOption = None,
 ) -> None:
     """Read everything that runs rely on and people take away; name each damaged file. Exit code 1 where there is one.
 
@@ -32,28 +32,30 @@ def verify(
     Example: toolformer-dag verify; toolformer-dag verify my_export
     """
     from toolformer_dag.computing.plan import Plan
-    from toolformer_dag.exports.verify_project import verify_files, verify_folder
+    from toolformer_dag.exports.verify_project import verify_folder, verify_project_files
     from toolformer_dag.lake.table import Lake
 
     settings = load_command_settings(config, profile, set)
     if folder is None:
-        report = verify_files(Plan.to_read(settings))  # a plan that runs no code of the user and hashes no model
+        plan = Plan.from_settings_for_reading(settings)  # runs no code of the user, and hashes no model
+        report = verify_project_files(plan)
     else:
         report = verify_folder(folder)
-    for damaged in report.damaged:
-        file = Lake.of(settings.paths).shown(damaged.path)
-        typer.echo(f"{file}: {damaged.reason}")
-    typer.echo(f"{len(report.damaged)} damaged; {report.bytes:,} bytes verified", err=True)
-    if report.damaged:
+
+    for damaged_file in report.damaged_files:
+        location = Lake.from_settings(settings.paths).format_location(damaged_file.path)
+        typer.echo(f"{location}: {damaged_file.reason}")
+    typer.echo(f"{len(report.damaged_files)} damaged; {report.checked_byte_count:,} bytes verified", err=True)
+    if report.damaged_files:
         raise typer.Exit(1)
 
 
 def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")] = False,
     grace_hours: Annotated[float, typer.Option(help="Younger files stay: a reader may still use them.")] = 24.0,
-    config: Config = None,
-    profile: Profile = None,
-    set: Set = None,
+    config: ConfigOption = None,
+    profile: ProfileOption = None,
+    set: SetOption = None,
 ) -> None:
     """Remove what nothing points to any more, after a grace period.
 
@@ -62,25 +64,35 @@ def clean(
 
     Example: toolformer-dag clean --dry-run
     """
-    from toolformer_dag.lake.cleaning import clean as remove
+    from toolformer_dag.lake.cleaning import clean_lake
     from toolformer_dag.lake.table import Lake
 
-    grace = _parse_grace_period(grace_hours)
+    grace_period = _parse_grace_period(grace_hours)
     settings = load_command_settings(config, profile, set)
-    removed = remove(Lake.of(settings.paths), grace, dry_run=dry_run)
-    _print_removed(removed, "would go" if dry_run else "gone")
+
+    removed_files = clean_lake(Lake.from_settings(settings.paths), grace_period, dry_run=dry_run)
+    _print_removed_files(removed_files, "would go" if dry_run else "gone")
 
 
-def _print_removed(removed: "Sequence[RemovedFile]", verb: str) -> None:
-    """Print each removed file with its size, then how many there are. verb: what became of them."""
-    for file in removed:
-        typer.echo(f"{file.bytes:>12,}  {file.path}")
-    total_bytes = sum(file.bytes for file in removed)
-    typer.echo(f"{len(removed)} files, {total_bytes:,} bytes {verb}")
+def _print_removed_files(removed_files: "Sequence[RemovedFile]", verb: str) -> None:
+    """Print each removed file with its size in bytes, then how many there are.
+
+    Args:
+        removed_files: The files.
+        verb: What became of them: "gone", or "would go".
+    """
+    for file in removed_files:
+        typer.echo(f"{file.size_bytes:>12,}  {file.path}")
+    total_bytes = sum(file.size_bytes for file in removed_files)
+    typer.echo(f"{len(removed_files)} files, {total_bytes:,} bytes {verb}")
 
 
-def _parse_grace_period(hours: float) -> timedelta:
-    """Return the hours as a duration. Raises UserError unless they are between 0 and CENTURY."""
-    if not 0 <= hours <= CENTURY:  # also refuses nan
-        raise UserError(f"--grace-hours {hours:g}: no such time; write hours from 0 to {CENTURY:,.0f}")
-    return timedelta(hours=hours)
+def _parse_grace_period(grace_hours: float) -> timedelta:
+    """Return a number of hours as a duration.
+
+    Raises:
+        UserError: The hours are negative, more than MAX_GRACE_HOURS, or not a number.
+    """
+    if not 0 <= grace_hours <= MAX_GRACE_HOURS:  # also refuses nan
+        raise UserError(f"--grace-hours {grace_hours:g}: no such time; write hours from 0 to {MAX_GRACE_HOURS:,.0f}")
+    return timedelta(hours=grace_hours)

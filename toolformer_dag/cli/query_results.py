@@ -10,112 +10,152 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from toolformer_dag.cli.terminal import escape_controls
+from toolformer_dag.cli.terminal import escape_control_characters
 from toolformer_dag.files import UserError
-from toolformer_dag.markdown import plain, table
+from toolformer_dag.markdown import format_markdown_table, format_plain_cell
 
 if TYPE_CHECKING:
     import polars as pl  # imported where rows are, so that a mistake in the settings is reported at once
 
 
 @cache
-def saved_queries() -> Mapping[str, str]:
-    """Return the saved queries by name; the first line of each is a comment that describes it."""
+def load_saved_queries() -> Mapping[str, str]:
+    """Return the SQL of the saved queries by name; the first line of each is a comment that describes it."""
     folder = files(__package__).joinpath("saved_queries")
-    queries = {}
+    query_by_name = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):
-            queries[file.name.removesuffix(".sql")] = file.read_text("utf-8")
-    return queries
+            query_by_name[file.name.removesuffix(".sql")] = file.read_text("utf-8")
+    return query_by_name
 
 
-def description(query: str) -> str:
-    """Return what a saved query answers, from its first line."""
-    return query.partition("\n")[0].removeprefix("-- ")
+def get_query_description(query_text: str) -> str:
+    """Return the description of a saved query: its first line, without the dashes of an SQL comment."""
+    return query_text.partition("\n")[0].removeprefix("-- ")
 
 
-Format = Literal["table", "record", "csv", "json", "parquet", "md"]
+RowFormat = Literal["table", "record", "csv", "json", "parquet", "md"]
 """How rows are printed. JSON has a line per row, a record a line per column."""
-NO_VALUE = "–"
+NULL_MARK = "–"
 """What stands for a null in a table for people."""
-SHOWN_DECIMALS = 6
+MAX_SHOWN_DECIMALS = 6
 """Decimals of a number in a table for people; polars shows as many."""
-LINE_END = re.compile(r"[\r\n]")
-ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
+LINE_END_PATTERN = re.compile(r"[\r\n]")
+FILE_ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
 """Endings of files that rows are written to: a .json file is an array, a .jsonl file has a line per row."""
 
 
-def choose_ending(format: Format | None, file: Path | None = None) -> str:
-    """Return the file ending that decides how rows are written, such as `.csv`; empty for a table.
+def choose_file_ending(row_format: RowFormat | None, output_file: Path | None = None) -> str:
+    """Return the file ending that decides how rows are written, such as ".csv". Empty for a table.
 
-    Raises UserError for an ending that stands for no format.
+    Args:
+        row_format: The format that the user chose. None to take the ending of the output file.
+        output_file: The file that the rows are written to. None for the standard output.
+
+    Raises:
+        UserError: No format was chosen, and the ending of the file stands for none.
     """
-    if format is None and file is not None:
-        ending = file.suffix.lower()
-        if ending not in ENDINGS:
-            raise UserError(f"--output {file}: the ending decides the format; end it with one of {', '.join(ENDINGS)}")
-        return ending
-    if format is None or format == "table":
+    if row_format is None and output_file is not None:
+        return _get_known_file_ending(output_file)
+    if row_format is None or row_format == "table":
         return ""
-    return ".jsonl" if format == "json" else f".{format}"
+    if row_format == "json":  # on the standard output, JSON has a line per row
+        return ".jsonl"
+    return f".{row_format}"
 
 
-def printed(rows: "pl.DataFrame", format: Format) -> str:
-    """Return all rows as text, in any format but parquet. Raises WarehouseError as `encoded` does."""
-    text = encoded(rows, choose_ending(format)).decode()
-    return escape_controls(text) if format in ("md", "record") else text
+def _get_known_file_ending(output_file: Path) -> str:
+    """Return the ending of a file in lower case.
+
+    Raises:
+        UserError: The ending is not one of FILE_ENDINGS.
+    """
+    file_ending = output_file.suffix.lower()
+    if file_ending not in FILE_ENDINGS:
+        raise UserError(
+            f"--output {output_file}: the ending decides the format; end it with one of {', '.join(FILE_ENDINGS)}"
+        )
+    return file_ending
 
 
-def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
-    """Return all rows in the format of an ending. Raises WarehouseError for values that the format cannot hold.
+def format_rows_as_text(rows: "pl.DataFrame", row_format: RowFormat) -> str:
+    """Return all rows as text, in any format but parquet.
 
-    `ending`: as `choose_ending` returns it.
+    Raises:
+        WarehouseError: A column has values that the format cannot hold.
+    """
+    file_ending = choose_file_ending(row_format)
+    text = encode_rows(rows, file_ending).decode()
+    # "table" has escaped its cells already, and "csv" and "json" are for programs and keep every character.
+    return escape_control_characters(text) if row_format in ("md", "record") else text
+
+
+def encode_rows(rows: "pl.DataFrame", file_ending: str) -> bytes:
+    """Return all rows as the bytes of a file.
+
+    Args:
+        rows: The rows.
+        file_ending: The ending that decides the format, as `choose_file_ending` returns it.
+
+    Raises:
+        WarehouseError: A column has values that the format cannot hold.
     """
     from polars.exceptions import PolarsError
 
     try:
-        return _encode_rows(rows, ending)
+        return _encode_rows_by_ending(rows, file_ending)
     except (PolarsError, TypeError) as error:
-        from toolformer_dag.lake.queries import UNSHOWN
+        from toolformer_dag.lake.queries import UNREADABLE_REMEDY
         from toolformer_dag.lake.warehouse import WarehouseError
 
         reason = str(error).partition("\n")[0].rstrip(".")
-        format = ending.removeprefix(".")
-        raise WarehouseError(f"a column has values without a place in {format} ({reason}), {UNSHOWN}") from error
+        format_name = file_ending.removeprefix(".")
+        raise WarehouseError(
+            f"a column has values without a place in {format_name} ({reason}), {UNREADABLE_REMEDY}"
+        ) from error
 
 
-def _encode_rows(rows: "pl.DataFrame", ending: str) -> bytes:
-    """Return all rows in the format of an ending. Raises what polars raises."""
-    match ending:
+def _encode_rows_by_ending(rows: "pl.DataFrame", file_ending: str) -> bytes:
+    """Return all rows as the bytes of a file whose ending decides the format.
+
+    Raises:
+        PolarsError: A column has values that polars cannot write in this format.
+        TypeError: As above, for some types of values.
+    """
+    match file_ending:
         case "":
-            return f"{drawn(rows, longest=80, width=200, typed=True)}\n".encode()
+            return f"{format_rows_as_table(rows, longest=80, width=200, shows_types=True)}\n".encode()
         case ".record":
-            return _format_records(_flatten_columns(rows)).encode()
+            return _format_records(_flatten_nested_columns(rows)).encode()
         case ".md":
-            return _format_markdown(_flatten_columns(rows)).encode()
+            return _format_rows_as_markdown(_flatten_nested_columns(rows)).encode()
         case ".csv":
-            return _write_to_bytes(_flatten_columns(rows).write_csv)
+            return _write_to_bytes(_flatten_nested_columns(rows).write_csv)
         case ".json":
-            return _write_to_bytes(_to_json_numbers(rows).write_json)
+            return _write_to_bytes(_cast_numbers_for_json(rows).write_json)
         case ".jsonl":
-            return _write_to_bytes(_to_json_numbers(rows).write_ndjson)
+            return _write_to_bytes(_cast_numbers_for_json(rows).write_ndjson)
         case _:
             return _write_to_bytes(rows.write_parquet)
 
 
-def _write_to_bytes(write: Callable[[BytesIO], Any]) -> bytes:
-    """Return what a method of polars writes."""
+def _write_to_bytes(write_rows: Callable[[BytesIO], Any]) -> bytes:
+    """Return what a method of polars writes, which takes the file to write to."""
     buffer = BytesIO()
-    write(buffer)
+    write_rows(buffer)
     return buffer.getvalue()
 
 
-def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: bool = False) -> str:
-    """Return all rows as a Markdown table, with a dash for each null and `|` escaped.
+def format_rows_as_table(
+    rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, shows_types: bool = False
+) -> str:
+    """Format all rows as a Markdown table, with a dash for each null and with `|` escaped.
 
-    - `longest`: characters of a cell that are shown
-    - `width`: characters of a line on a terminal; elsewhere every row has one line, however long
-    - `typed`: draw an SQL result instead, with the types of the columns and no Markdown
+    Args:
+        rows: The rows.
+        longest: How many characters of a cell are shown.
+        width: How many characters a line has at most on a terminal. Elsewhere each row is one line, however long.
+        shows_types: Whether to draw an SQL result instead, with the types of the columns and without Markdown.
     """
     import polars as pl
 
@@ -127,74 +167,95 @@ def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: b
         tbl_width_chars=width if sys.stdout.isatty() else unlimited,
         tbl_hide_dataframe_shape=True,
     )
+
     one_line_rows = _replace_line_ends(rows)
-    with layout:  # in effect where polars turns a table into text
-        if typed:
-            return escape_controls(str(one_line_rows))
+    with layout:  # `str` of a table uses the layout inside the block
+        if shows_types:
+            return escape_control_characters(str(one_line_rows))
+
         with pl.Config(tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN"):
-            return escape_controls(str(_to_markdown_cells(one_line_rows)))
+            markdown = str(_to_markdown_cells(one_line_rows))
+            return escape_control_characters(markdown)
 
 
 def _replace_line_ends(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """Replace line ends, which would split a row: in texts by a space, in names of columns by U+FFFD."""
+    """Replace line ends, which would split a row: in texts by a space, in the names of columns by U+FFFD.
+
+    The names stay as they are if two of them would become equal.
+    """
     import polars as pl
 
-    on_one_line = rows.with_columns(pl.col(pl.String).str.replace_all(LINE_END.pattern, " "))
-    names = {name: LINE_END.sub("\ufffd", name) for name in rows.columns}
-    stay_distinct = len(set(names.values())) == len(names)
-    return on_one_line.rename(names) if stay_distinct else on_one_line
+    one_line_rows = rows.with_columns(pl.col(pl.String).str.replace_all(LINE_END_PATTERN.pattern, " "))
+
+    new_name_by_name = {name: LINE_END_PATTERN.sub("\ufffd", name) for name in rows.columns}
+    has_distinct_names = len(set(new_name_by_name.values())) == len(new_name_by_name)
+    return one_line_rows.rename(new_name_by_name) if has_distinct_names else one_line_rows
 
 
 def _to_markdown_cells(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """Return rows as the cells of a Markdown table, with `|` escaped in texts and names."""
+    """Return rows as the cells of a Markdown table, with `|` escaped in texts and in the names of columns."""
     import polars as pl
 
-    return pl.DataFrame([_escape_markdown_column(column) for column in rows]).rename(plain)
+    escaped_columns = [_escape_markdown_column(column) for column in rows]
+    return pl.DataFrame(escaped_columns).rename(format_plain_cell)
 
 
 def _escape_markdown_column(column: "pl.Series") -> "pl.Series":
-    """Escape `|` in a column of texts; a column with nulls becomes text, with a dash for each null."""
+    """Return a column with `|` escaped in its texts; if it has nulls, as texts with a dash for each null."""
     import polars as pl
 
     if column.null_count() and not column.dtype.is_nested():
-        rounded = column.round(SHOWN_DECIMALS) if column.dtype.is_float() else column
-        column = rounded.cast(pl.String).fill_null(NO_VALUE)
+        # As texts, numbers would have all their decimals, so they are rounded as polars would show them.
+        rounded = column.round(MAX_SHOWN_DECIMALS) if column.dtype.is_float() else column
+        column = rounded.cast(pl.String).fill_null(NULL_MARK)
+
     if column.dtype == pl.String:
         column = column.str.replace_all("|", "\\|", literal=True)
     return column
 
 
 def _format_records(rows: "pl.DataFrame") -> str:
-    """Return a line per value below the number of its row, for rows that are wider than the terminal."""
-    rows = _replace_line_ends(rows)
-    width = max(map(len, rows.columns), default=0)
-    parts = []
-    for number, row in enumerate(rows.iter_rows(named=True), 1):
-        parts.append(f"-[ row {number} ]\n{_format_record(row, width)}")
-    return "".join(parts)
+    """Format rows that are wider than the terminal: each as its number, with a line per value below it."""
+    one_line_rows = _replace_line_ends(rows)
+    name_width = max(map(len, one_line_rows.columns), default=0)
+
+    records = []
+    for row_number, row in enumerate(one_line_rows.iter_rows(named=True), 1):
+        records.append(f"-[ row {row_number} ]\n{_format_record(row, name_width)}")
+    return "".join(records)
 
 
-def _format_record(row: Mapping[str, Any], width: int) -> str:
-    """Return a line per value of a row. `width`: of the column of names, in characters."""
+def _format_record(row: Mapping[str, Any], name_width: int) -> str:
+    """Format a row with a line per value, such as `tool | calculator`.
+
+    Args:
+        row: The values by the name of their column.
+        name_width: How many characters the names take.
+    """
     lines = []
     for name, value in row.items():
         text = "" if value is None else value
-        lines.append(f"{name:<{width}} | {text}\n")
+        lines.append(f"{name:<{name_width}} | {text}\n")
     return "".join(lines)
 
 
-def _flatten_columns(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """Turn lists and structs into JSON text, since a cell of CSV holds a single value."""
+def _flatten_nested_columns(rows: "pl.DataFrame") -> "pl.DataFrame":
+    """Turn lists and structs into JSON text, since a cell of CSV or Markdown holds a single value."""
     import polars as pl
 
-    nested = [column for column in rows if column.dtype.is_nested()]
-    return rows.with_columns(pl.Series(column.name, map(_to_json, column), dtype=pl.String) for column in nested)
+    json_columns = []
+    for column in rows:
+        if column.dtype.is_nested():
+            json_columns.append(pl.Series(column.name, map(_encode_json_cell, column), dtype=pl.String))
+    return rows.with_columns(json_columns)
 
 
-def _to_json_numbers(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """Return rows with SQL's HUGEINT (the type of a sum) and DECIMAL as other numbers: polars would write them as text.
+def _cast_numbers_for_json(rows: "pl.DataFrame") -> "pl.DataFrame":
+    """Return rows in which polars writes every number as a number of JSON.
 
-    HUGEINT becomes Int64, or Float64 in a column with larger numbers. DECIMAL becomes Float64. Other types stay.
+    It would write SQL's HUGEINT (the type of a sum) and DECIMAL as text. HUGEINT becomes Int64, or Float64 in a column
+    with larger numbers. So does a DECIMAL without decimals; any other becomes
+    Float64. Other types stay.
     """
     import polars as pl
     from polars.exceptions import InvalidOperationError
@@ -202,36 +263,41 @@ def _to_json_numbers(rows: "pl.DataFrame") -> "pl.DataFrame":
     columns = []
     for column in rows:
         try:
-            columns.append(column.cast(_choose_json_type(column.dtype, integer=pl.Int64())))
+            json_type = _choose_json_type(column.dtype, wide_integer_type=pl.Int64())
+            columns.append(column.cast(json_type))
         except InvalidOperationError:  # a number does not fit into Int64
-            columns.append(column.cast(_choose_json_type(column.dtype, integer=pl.Float64())))
+            json_type = _choose_json_type(column.dtype, wide_integer_type=pl.Float64())
+            columns.append(column.cast(json_type))
     return pl.DataFrame(columns)
 
 
-def _choose_json_type(dtype: Any, integer: "pl.DataType") -> Any:
-    """Return the type that a column has in JSON, also inside lists and structs.
+def _choose_json_type(dtype: Any, wide_integer_type: "pl.DataType") -> Any:
+    """Return the type that a column of some type gets for JSON. Types inside lists and structs are replaced too.
 
-    `integer`: the type that replaces integers of 128 bits. Decimals become Float64.
+    Args:
+        dtype: The type of the column in polars.
+        wide_integer_type: The type that replaces integers of 128 bits and decimals of scale 0. Other decimals
+            become Float64.
     """
     import polars as pl
 
     match dtype:
         case pl.Int128() | pl.UInt128():
-            return integer
+            return wide_integer_type
         case pl.Decimal():  # DuckDB's HUGEINT is a decimal without decimals
-            return integer if dtype.scale == 0 else pl.Float64()
+            return wide_integer_type if dtype.scale == 0 else pl.Float64()
         case pl.List():
-            return pl.List(_choose_json_type(dtype.inner, integer))
+            return pl.List(_choose_json_type(dtype.inner, wide_integer_type))
         case pl.Array():
-            return pl.Array(_choose_json_type(dtype.inner, integer), dtype.size)
+            return pl.Array(_choose_json_type(dtype.inner, wide_integer_type), dtype.size)
         case pl.Struct():
-            return pl.Struct({field.name: _choose_json_type(field.dtype, integer) for field in dtype.fields})
+            return pl.Struct({field.name: _choose_json_type(field.dtype, wide_integer_type) for field in dtype.fields})
         case _:
             return dtype
 
 
-def _to_json(value: object) -> str | None:
-    """Return a list, a struct or an array as JSON; None for a null."""
+def _encode_json_cell(value: object) -> str | None:
+    """Return a list, a struct or an array as JSON text, or None for a null. Dates become text."""
     if value is None:
         return None
     items = value.to_list() if hasattr(value, "to_list") else value  # polars hands a list over as a Series
@@ -240,16 +306,16 @@ def _to_json(value: object) -> str | None:
 
 ESCAPED_BY_BACKSLASH = {char: f"\\{char}" for char in "\\`*_[]|!#"}
 ESCAPED_AS_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-MARKDOWN = str.maketrans({**ESCAPED_BY_BACKSLASH, **ESCAPED_AS_HTML, "\n": " ", "\r": " "})
+MARKDOWN_ESCAPES = str.maketrans({**ESCAPED_BY_BACKSLASH, **ESCAPED_AS_HTML, "\n": " ", "\r": " "})
 """Replacements for characters that Markdown interprets, and for line ends, which would end a row."""
 
 
-def _format_markdown(rows: "pl.DataFrame") -> str:
-    """Return rows as a Markdown table with a line per row, in which every text looks as it is."""
+def _format_rows_as_markdown(rows: "pl.DataFrame") -> str:
+    """Format rows as a Markdown table with a line per row, in which every text is shown as it is."""
     rules = ["---:" if dtype.is_numeric() else "---" for dtype in rows.dtypes]
-    return table(rows.columns, rows.iter_rows(), _escape_markdown, rules)
+    return format_markdown_table(rows.columns, rows.iter_rows(), _escape_markdown_cell, rules)
 
 
-def _escape_markdown(value: object) -> str:
+def _escape_markdown_cell(value: object) -> str:
     """Return a value with Markdown's special characters escaped, so that the cell shows it as it is."""
-    return "" if value is None else str(value).translate(MARKDOWN)
+    return "" if value is None else str(value).translate(MARKDOWN_ESCAPES)

@@ -1,6 +1,6 @@
 """The progress of a run: a live line per running step on a terminal, and a line for every asset when it has ended.
 
-In a pipe or a log, a running step prints a line every PRINT_EVERY_SECONDS instead.
+In a pipe or a log, a running step prints a line every PRINT_INTERVAL_SECONDS instead.
 """
 
 import os
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from toolformer_dag.assets.running import Step
 
-PRINT_EVERY_SECONDS = 30.0
+PRINT_INTERVAL_SECONDS = 30.0
 """How often a running step prints a line where no terminal shows it live."""
 
 
@@ -23,74 +23,91 @@ PRINT_EVERY_SECONDS = 30.0
 class _Progress:
     """Shows the steps of a run on a console.
 
-    - `after_step`: returns what to print after a step has ended; None for nothing
-    - `running`: the running steps, by name
-    - `printed_at`: by name of a step, its running time in seconds when a line was last printed of it
+    Attributes:
+        console: Where they are shown.
+        describe_ended_step: Returns a line to print after a step has ended, or None for nothing.
+        running_steps: The running steps by name.
+        printed_seconds_by_step: For each step, how many seconds it had run when a line was last printed for it.
     """
 
     console: Console
-    after_step: Callable[[Step], str | None]
-    running: dict[str, Step] = field(default_factory=dict)
-    printed_at: dict[str, float] = field(default_factory=dict)
+    describe_ended_step: Callable[[Step], str | None]
+    running_steps: dict[str, Step] = field(default_factory=dict)
+    printed_seconds_by_step: dict[str, float] = field(default_factory=dict)
 
-    def lines(self) -> Text:
-        """Return the live display: a line per running step."""
-        steps = [f"{step.name}  {step.under_way}".rstrip() for step in list(self.running.values())]
-        return Text("\n".join(steps), no_wrap=True, overflow="ellipsis")
+    def render_running_steps(self) -> Text:
+        """Return the live display: a line per running step, with its progress."""
+        lines = []
+        for step in list(self.running_steps.values()):  # a copy, since another thread adds and removes steps
+            line = f"{step.name}  {step.progress_text}"
+            lines.append(line.rstrip())
+        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
-    def watch(self, step: Step) -> None:
-        """Show the progress of a running step, or how it ended, with what `after_step` returns then to be printed."""
-        self._print_if_it_waits(step)  # for another run
+    def show_step(self, step: Step) -> None:
+        """Show the progress of a running step, or print how a step has ended, with a remark if there is one."""
+        self._print_if_waiting(step)
+
         is_running = step.outcome is None
         if is_running:
-            self.running[step.name] = step  # the steps in the live display
-            self._print_progress(step)  # now and then, where there is no live display
+            self.running_steps[step.name] = step  # the live display shows it from here
+            self._print_progress_if_due(step)
             return
-        self.running.pop(step.name, None)
-        self._print(f"{step.name}: {step.outcome}")
-        remark = self.after_step(step)
+
+        self.running_steps.pop(step.name, None)
+        self._print_line(f"{step.name}: {step.outcome}")
+        remark = self.describe_ended_step(step)
         if remark:
-            self._print(remark)
+            self._print_line(remark)
 
-    def _print_if_it_waits(self, step: Step) -> None:
-        """Print a line when a step begins to wait for another run."""
-        before = self.running.get(step.name)
-        waited_before = before is not None and before.waits
+    def _print_if_waiting(self, step: Step) -> None:
+        """Print a line when a step begins to wait for another run, which computes the same rows."""
+        previous_step = self.running_steps.get(step.name)  # the step as it was shown last
+        waited_before = previous_step is not None and previous_step.waits
         if step.waits and not waited_before:
-            self._print(f"{step.name} waits for another run over this lake ({step.waits}); no row is computed twice")
+            self._print_line(
+                f"{step.name} waits for another run over this lake ({step.waits}); no row is computed twice"
+            )
 
-    def _print_progress(self, step: Step) -> None:
-        """Print a line of a running step every PRINT_EVERY_SECONDS, unless a terminal shows it live."""
-        silent_seconds = step.seconds - self.printed_at.get(step.name, 0.0)
-        if not self.console.is_terminal and silent_seconds >= PRINT_EVERY_SECONDS:
-            self.printed_at[step.name] = step.seconds
-            self._print(f"{step.name}: {step.under_way or 'goes on'}")
+    def _print_progress_if_due(self, step: Step) -> None:
+        """Print a line for a running step every PRINT_INTERVAL_SECONDS, unless a terminal shows the step live."""
+        silent_seconds = step.elapsed_seconds - self.printed_seconds_by_step.get(step.name, 0.0)
+        if not self.console.is_terminal and silent_seconds >= PRINT_INTERVAL_SECONDS:
+            self.printed_seconds_by_step[step.name] = step.elapsed_seconds
+            self._print_line(f"{step.name}: {step.progress_text or 'goes on'}")
 
-    def _print(self, line: str) -> None:
-        """Print a line as it is, without markup or line breaks of rich."""
+    def _print_line(self, line: str) -> None:
+        """Print a line as it is: rich neither interprets markup in it nor breaks it."""
         self.console.print(Text(line), soft_wrap=True)
 
 
 @contextmanager
-def shown(after_step: Callable[[Step], str | None] = lambda step: None) -> Iterator[Callable[[Step], None]]:
-    """Yield a function that shows the progress of steps on standard error, until the block ends.
+def show_steps(
+    describe_ended_step: Callable[[Step], str | None] = lambda step: None,
+) -> Iterator[Callable[[Step], None]]:
+    """Show the progress of steps on standard error while the block runs.
 
-    `after_step`: returns what to print after a step has ended.
+    Args:
+        describe_ended_step: Returns a line to print after a step has ended, or None for nothing.
+
+    Yields:
+        A function that takes a step whenever it has made progress or has ended, and shows it.
     """
     if not sys.stderr.isatty():
-        yield _Progress(Console(stderr=True), after_step).watch
+        yield _Progress(Console(stderr=True), describe_ended_step).show_step
         return
-    # on a descriptor of its own, since Dagster captures what steps write to descriptor 2
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding) as terminal:
-        progress = _Progress(Console(file=terminal), after_step)
+
+    # Dagster captures what steps write to descriptor 2 (standard error), so the display has a copy of it.
+    copied_descriptor = os.dup(sys.stderr.fileno())
+    with os.fdopen(copied_descriptor, "w", encoding=sys.stderr.encoding) as terminal:
+        progress = _Progress(Console(file=terminal), describe_ended_step)
         with _build_live_display(progress):
-            yield progress.watch
+            yield progress.show_step
 
 
 def _build_live_display(progress: _Progress) -> Live:
-    """Return the lines of the running steps, which are drawn anew while they change."""
+    """Return rich's live display of the running steps, which it draws anew a few times a second."""
     return Live(
-        get_renderable=progress.lines,
+        get_renderable=progress.render_running_steps,
         console=progress.console,
         transient=True,
         redirect_stdout=sys.stdout.isatty(),

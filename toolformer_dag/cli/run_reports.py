@@ -8,17 +8,17 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.cli.query_results import drawn
+from toolformer_dag.cli.query_results import format_rows_as_table
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.evaluation.measurements import ACCURACY, read_accuracy
+from toolformer_dag.evaluation.measurements import ACCURACY_TABLE, read_accuracy_by_condition
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.training.checkpoint_outputs import TextCounts, count_training_texts, explain_too_few_to_train
-from toolformer_dag.training.checkpoints import checkpoints
+from toolformer_dag.training.checkpoint_outputs import TextCounts, count_training_texts, explain_too_few_training_texts
+from toolformer_dag.training.checkpoints import build_checkpoints_by_name
 
-Stamps = Mapping[str, Mapping[str, Any]]
+StampByShard = Mapping[str, Mapping[str, Any]]
 """By shard: what identifies its content."""
 
-LANES = """
+LANES_SQL = """
 with counts as (pivot (select tool, step, count from funnel) on step in (2, 4, 5, 8) using sum(count) group by tool)
 select tool, "2" as texts, "4" as calls, "5" as "with a result", coalesce(places, 0) as places, tau_f, "8" as kept,
        case when coalesce(swaps, 0) = 0 then 'not measured'
@@ -27,153 +27,217 @@ select tool, "2" as texts, "4" as calls, "5" as "with a result", coalesce(places
        end as "by chance (95 %)"
 from lanes join counts using (tool) left join swapped_statistics using (tool, tau_f) order by lanes.rowid
 """
-BY_CHANCE = """
+KEPT_BY_CHANCE_SQL = """
 select tool, calls, by_chance, by_chance_low as low, by_chance_high as high
 from lanes join swapped_statistics using (tool, tau_f)
 where swaps > 0 and not too_few_swaps and calls > 0 and by_chance_high >= calls
 order by lanes.rowid
 """
 """The tools whose kept calls may all be kept by chance, by the 95 % interval."""
-ECHOES = """
+ECHO_GAINS_SQL = """
 select tool, count(*) as calls, count(*) filter (loss_minus - loss_plus >= tau_f) as gaining,
        count(*) filter (delta >= tau_f) as gaining_over_echo
 from eligible join lanes using (tool) where echo is not null group by tool order by tool
 """
-SPENT = "select stage, sum(tokens)::bigint as tokens, sum(seconds) as seconds from costs group by stage"
-NEXT = """Where to go next
+COST_BY_STAGE_SQL = "select stage, sum(tokens)::bigint as tokens, sum(seconds) as seconds from costs group by stage"
+NEXT_COMMANDS = """Where to go next
   toolformer-dag explore{options}              every call in its text, and thresholds to drag
   toolformer-dag sql sweep{options}            what each tau_f keeps, and how much of that by chance
   toolformer-dag run{first} --train{options}{corpus}   finetune on these shards
   toolformer-dag run{options}{corpus}                  all shards, then finetune and evaluate"""
-NEXT_ROUND = """Where to go next
+NEXT_ROUND_COMMANDS = """Where to go next
   toolformer-dag sql sweep --set rounds.count={round}    the rows of the rounds so far; without it those of round 1
   toolformer-dag run --round {next}                      the texts in which no call was kept yet, with this checkpoint
   [rounds] count = {round} in toolformer.toml            every command takes round {round}"""
 
 
-def format_first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
-    """Return the report of `run --first N`, which runs the first N shards alone. Raises WarehouseError.
+def format_first_look(plan: Plan, first_shard_count: int, command_options: str, shards_option: str) -> str:
+    """Format the report of `run --first N`, which takes only the first N shards of the corpus through the pipeline.
 
     It has a table with a row per tool, warnings and remarks about tools, the number of texts to train on, what all
     shards would cost, and the commands to go on with.
 
-    - `first`: N
-    - `options`, `corpus`: the options of the command and its `--shards`, to repeat them in these commands; a space
-      stands before each
+    Args:
+        plan: The plan of the first N shards.
+        first_shard_count: N.
+        command_options: The options of the command, to repeat them in the commands to go on with. A space stands
+            before each.
+        shards_option: Its option `--shards`, to repeat it too. Empty if it was not typed.
+
+    Raises:
+        WarehouseError: The warehouse is missing or cannot be read.
     """
-    database = plan.settings.warehouse
-    all_shards = _with_all_shards(plan)
-    counts = count_training_texts(plan)
-    title = f"The first look: {len(plan.shards)} of {len(all_shards.shards)} shards, {counts.documents:,} documents"
-    table_of_tools = drawn(query(database, LANES))
-    training_texts = explain_too_few_to_train(plan) or _describe_texts_to_train(
-        counts
-    )  # a warning, or how many there are
-    lines = [f"\n{title}", table_of_tools]
-    lines += _list_chance_warnings(database)
-    lines += _describe_gains_over_echo(database)
-    lines.append(f"{training_texts}.")
-    lines.append(_describe_cost_of_all_shards(plan, all_shards))
-    lines.append(NEXT.format(options=options, corpus=corpus, first=f" --first {first}"))
+    database = plan.settings.warehouse_file
+    full_plan = _build_plan_of_all_shards(plan)
+    text_counts = count_training_texts(plan)
+
+    title = _format_first_look_title(plan, full_plan, text_counts)
+    tool_table = format_rows_as_table(query(database, LANES_SQL))
+    # Either a warning that there are too few texts, or how many there are.
+    training_texts = explain_too_few_training_texts(plan) or _describe_training_texts(text_counts)
+    next_commands = NEXT_COMMANDS.format(
+        options=command_options, corpus=shards_option, first=f" --first {first_shard_count}"
+    )
+
+    lines = [
+        f"\n{title}",
+        tool_table,
+        *_list_chance_warnings(database),
+        *_describe_gains_over_echo(database),
+        f"{training_texts}.",
+        _describe_cost_of_all_shards(plan, full_plan),
+        next_commands,
+    ]
     return "\n".join(lines)
 
 
-def _describe_texts_to_train(counts: TextCounts) -> str:
-    """Return how many texts there are to train on, and how many per 1,000 documents."""
-    per_thousand = 1000 * counts.texts / max(1, counts.documents)
-    return f"{counts.texts:,} texts in C* to train on, about {per_thousand:,.0f} per 1,000 documents"
+def _format_first_look_title(plan: Plan, full_plan: Plan, text_counts: TextCounts) -> str:
+    """Return the title of the report of a first look, which says how many shards and documents were looked at."""
+    shard_count = len(plan.shards_by_name)
+    full_shard_count = len(full_plan.shards_by_name)
+    return f"The first look: {shard_count} of {full_shard_count} shards, {text_counts.document_count:,} documents"
+
+
+def _describe_training_texts(text_counts: TextCounts) -> str:
+    """Return how many texts with kept calls there are to train on, and how many that is per 1,000 documents."""
+    document_count = max(1, text_counts.document_count)
+    per_thousand = 1000 * text_counts.text_count / document_count
+    return f"{text_counts.text_count:,} texts in C* to train on, about {per_thousand:,.0f} per 1,000 documents"
 
 
 def _describe_gains_over_echo(database: Path) -> list[str]:
-    """Return, per tool, how many calls gain more than their echo: the result of another input with the same words."""
-    return [
-        f"{row['tool']}: of {row['calls']:,} calls with an echo {row['gaining']:,} gain tau_f, "
-        f"{row['gaining_over_echo']:,} of them over the echo."
-        for row in query(database, ECHOES).iter_rows(named=True)
-    ]
+    """Return a sentence per tool that says how many of its calls help more than their echo does.
+
+    Some calls were proposed because the text names their result: Search("capital of France") before "Paris". The echo
+    of such a call is the result for the word itself, of Search("Paris"). If the call helps no more than its echo, it
+    may help only because its result repeats the word.
+
+    Raises:
+        WarehouseError: The warehouse is missing or cannot be read.
+    """
+    sentences = []
+    for row in query(database, ECHO_GAINS_SQL).iter_rows(named=True):
+        sentences.append(
+            f"{row['tool']}: of {row['calls']:,} calls with an echo {row['gaining']:,} gain tau_f, "
+            f"{row['gaining_over_echo']:,} of them over the echo."
+        )
+    return sentences
 
 
 def _list_chance_warnings(database: Path) -> list[str]:
     """Return a warning for each tool whose kept calls may all be kept by chance.
 
-    `by_chance` estimates how many calls would be kept with results of other documents; `low` to `high` is its 95 %
-    interval.
+    As a test, calls were scored with results that belong to other documents. `by_chance` is the estimated number of
+    calls that would be kept with such results, and `low` to `high` is its 95 % interval. The query returns the tools
+    whose interval reaches the number of calls that are truly kept.
+
+    Raises:
+        WarehouseError: The warehouse is missing or cannot be read.
     """
     warnings = []
-    for row in query(database, BY_CHANCE).iter_rows(named=True):  # the tools whose interval reaches the kept calls
+    for row in query(database, KEPT_BY_CHANCE_SQL).iter_rows(named=True):
         estimate_reaches_calls = row["by_chance"] >= row["calls"]
-        keeps = "keeps" if estimate_reaches_calls else "may keep"
+        verb = "keeps" if estimate_reaches_calls else "may keep"
         warnings.append(
-            f"{row['tool']}: {row['calls']:,} calls are kept, and chance {keeps} as many ({row['by_chance']:,}, 95 %: "
+            f"{row['tool']}: {row['calls']:,} calls are kept, and chance {verb} as many ({row['by_chance']:,}, 95 %: "
             f"{row['low']:,} to {row['high']:,}): they say nothing about the tool; raise its tau_f or change the model."
         )
     return warnings
 
 
 def format_round_report(plan: Plan) -> str:
-    """Return the report of `run --round`: the calls kept so far, and each round's answers. Raises WarehouseError."""
-    round = plan.settings.rounds.count
-    calls = drawn(query(plan.settings.warehouse, LANES))
-    return "\n".join(
-        (
-            f"\nCalls by lane, of all rounds so far\n{calls}",
-            *_iter_answers_by_round(plan),
-            "",
-            NEXT_ROUND.format(round=round, next=round + 1),
-        )
-    )
+    """Format the report of `run --round`: the calls kept so far, and how well each round's model answers.
+
+    Raises:
+        WarehouseError: The warehouse is missing or cannot be read.
+    """
+    round_number = plan.settings.rounds.count
+    call_table = format_rows_as_table(query(plan.settings.warehouse_file, LANES_SQL))
+    next_commands = NEXT_ROUND_COMMANDS.format(round=round_number, next=round_number + 1)
+
+    lines = [
+        f"\nCalls by lane, of all rounds so far\n{call_table}",
+        *_iter_accuracy_tables_by_round(plan),
+        "",
+        next_commands,
+    ]
+    return "\n".join(lines)
 
 
-def _iter_answers_by_round(plan: Plan) -> Iterator[str]:
-    """Yield a table per evaluated round, with the held-out questions that were answered right."""
-    for project in plan.projects:
-        if project.lake.table(ACCURACY).parts():
-            number = project.settings.rounds.count
-            title = f"Round {number}: held-out questions answered right, in per cent (95 % interval)"
-            yield f"\n{title}\n{drawn(read_accuracy(project.lake))}"
+def _iter_accuracy_tables_by_round(plan: Plan) -> Iterator[str]:
+    """Yield a table for each round that was evaluated: the share of held-out questions that were answered right."""
+    for round_plan in plan.plans_by_round:
+        is_evaluated = bool(round_plan.lake.get_table(ACCURACY_TABLE).list_part_names())
+        if not is_evaluated:
+            continue
+        round_number = round_plan.settings.rounds.count
+        title = f"Round {round_number}: held-out questions answered right, in per cent (95 % interval)"
+        table = format_rows_as_table(read_accuracy_by_condition(round_plan.lake))
+        yield f"\n{title}\n{table}"
 
 
-def _with_all_shards(plan: Plan) -> Plan:
-    """Return the plan without `corpus.first`, which limits the shards."""
+def _build_plan_of_all_shards(plan: Plan) -> Plan:
+    """Return the plan without the setting `corpus.first`, which limits the number of shards."""
     corpus = plan.settings.corpus.model_copy(update={"first": None})
-    return replace(plan, settings=plan.settings.model_copy(update={"corpus": corpus}))
+    settings = plan.settings.model_copy(update={"corpus": corpus})
+    return replace(plan, settings=settings)
 
 
-def _describe_cost_of_all_shards(plan: Plan, all_shards: Plan) -> str:
-    """Return what the shards have cost so far, and what all would cost in proportion. all_shards: the plan of all."""
-    if len(all_shards.shards) == len(plan.shards):
+def _describe_cost_of_all_shards(plan: Plan, full_plan: Plan) -> str:
+    """Return a sentence that says what the shards have cost so far, and what all shards would cost in proportion.
+
+    Args:
+        plan: The plan of the first shards.
+        full_plan: The plan of all shards.
+
+    Raises:
+        WarehouseError: The warehouse is missing or cannot be read.
+    """
+    full_shard_count = len(full_plan.shards_by_name)
+    if full_shard_count == len(plan.shards_by_name):
         return "These are all shards."
-    ratio = _compute_size_ratio(plan.stamps, all_shards.stamps)
-    spent = _query_cost_before_training(plan)
-    tokens = int(spent["tokens"].sum())
-    seconds = float(spent["seconds"].sum())
+
+    size_ratio = _compute_size_ratio(plan.stamp_by_shard, full_plan.stamp_by_shard)
+    costs = _query_cost_before_training(plan)
+    tokens = int(costs["tokens"].sum())
+    seconds = float(costs["seconds"].sum())
     time_spent = timedelta(seconds=round(seconds))
-    time_of_all = timedelta(seconds=round(seconds * ratio))
+    time_of_all = timedelta(seconds=round(seconds * size_ratio))
     return (
-        f"So far {tokens:,} tokens and {time_spent} went into these shards. All {len(all_shards.shards)} would take "
-        f"about {tokens * ratio:,.0f} tokens and {time_of_all}, without finetuning; `run --estimate` tells it with "
-        "intervals."
+        f"So far {tokens:,} tokens and {time_spent} went into these shards. All {full_shard_count} would take "
+        f"about {tokens * size_ratio:,.0f} tokens and {time_of_all}, without finetuning; `run --estimate` tells it "
+        "with intervals."
     )
 
 
 def _query_cost_before_training(plan: Plan) -> pl.DataFrame:
-    """Return tokens and seconds per stage, without finetuning and evaluation."""
-    trained_and_measured = [*checkpoints(plan.settings), "accuracy", "perplexity"]
-    # A checkpoint of a seed that the settings no longer have begins with the name of another one.
-    is_later = pl.any_horizontal(pl.col("stage").str.starts_with(name) for name in trained_and_measured)
-    return query(plan.settings.warehouse, SPENT).filter(~is_later)
+    """Return what each stage before finetuning has cost: a table with the columns stage, tokens and seconds.
 
-
-def _compute_size_ratio(first_stamps: Stamps, all_stamps: Stamps) -> float:
-    """Return how many times larger all shards are than the first ones: in bytes if all sizes are known, else in number.
-
-    A stamp has what identifies the content of a shard, such as the size of its file in `bytes`.
-
-    - first_stamps: of the first shards, by shard; at least one
-    - all_stamps: of all shards, these included
+    Raises:
+        WarehouseError: The warehouse is missing or cannot be read.
     """
-    if not all("bytes" in stamp for stamp in all_stamps.values()):
-        return len(all_stamps) / len(first_stamps)
-    size_of_first = sum(stamp["bytes"] for stamp in first_stamps.values())
-    size_of_all = sum(stamp["bytes"] for stamp in all_stamps.values())
-    return float(size_of_all / size_of_first)
+    costs = query(plan.settings.warehouse_file, COST_BY_STAGE_SQL)
+    later_stages = [*build_checkpoints_by_name(plan.settings), "accuracy", "perplexity"]
+    # Names are compared by their beginnings: "finetuned_checkpoint_seed_2" has costs even after seed 2 was removed from
+    # the settings, and is recognized by "finetuned_checkpoint".
+    is_later = pl.any_horizontal(pl.col("stage").str.starts_with(name) for name in later_stages)
+    return costs.filter(~is_later)
+
+
+def _compute_size_ratio(first_stamp_by_shard: StampByShard, all_stamp_by_shard: StampByShard) -> float:
+    """Return the size of all shards divided by that of the first ones, such as 2.5.
+
+    The sizes are compared in bytes if all are known, and otherwise by the number of shards.
+
+    Args:
+        first_stamp_by_shard: The stamps of the first shards, by shard. There is at least one. A stamp identifies the
+            content of a shard, for example by the size of its file in `bytes`.
+        all_stamp_by_shard: The stamps of all shards.
+    """
+    all_sizes_are_known = all("bytes" in stamp for stamp in all_stamp_by_shard.values())
+    if not all_sizes_are_known:
+        return len(all_stamp_by_shard) / len(first_stamp_by_shard)
+
+    first_bytes = sum(stamp["bytes"] for stamp in first_stamp_by_shard.values())
+    all_bytes = sum(stamp["bytes"] for stamp in all_stamp_by_shard.values())
+    return float(all_bytes / first_bytes)

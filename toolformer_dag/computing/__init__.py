@@ -1,1 +1,1 @@
-"""Bring tables up to date: what a stage declares, which rows are lacking, and the workers that compute them."""
+"""Bring tables up to date: what a stage declares, which rows are missing, and the workers that compute them."""

@@ -12,12 +12,12 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.computing.spending import lane_of
-from toolformer_dag.lake.record import FieldChange, record, shorten_pair
+from toolformer_dag.computing.spending import find_lane_key
+from toolformer_dag.lake.record import FieldChange, build_record, shorten_pair
 from toolformer_dag.lake.table import Lake
 
-CHANGES = "warehouse/changes"
-"""The lake's table of changes; a part per asset, so that an asset's next row rewrites no other's."""
+CHANGES_TABLE = "warehouse/changes"
+"""The lake's table of changes. It has a part per asset, so that a new row of an asset rewrites no others."""
 CHANGE_COLUMNS = {
     "run": (pl.String(), "id of the run, as Dagster shows it"),
     "ended": (pl.Datetime("us", "UTC"), "when the step ended"),
@@ -31,62 +31,89 @@ CHANGE_COLUMNS = {
 }
 """Name -> (type, meaning)."""
 _CHANGE_SCHEMA = {name: dtype for name, (dtype, _) in CHANGE_COLUMNS.items()}
-_NO_SETTING: dict[str, str | None] = {"setting": None, "value_before": None, "value_after": None}
+_EMPTY_SETTING_COLUMNS: dict[str, str | None] = {"setting": None, "value_before": None, "value_after": None}
 """The columns of a setting in a row that says only how many calls were kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptCounts:
-    """How many calls a lane kept before and after a step."""
+    """How many calls the filter kept in a lane (a tool with its settings), before and after a step.
+
+    Attributes:
+        before: The number before the step.
+        after: The number after the step.
+    """
 
     before: int
     after: int
 
 
 def add_changes(
-    lake: Lake, run: str, asset: str, settings: Sequence[FieldChange], kept: KeptCounts | None = None
+    lake: Lake,
+    run_id: str,
+    asset_name: str,
+    setting_changes: Sequence[FieldChange],
+    kept_counts: KeptCounts | None = None,
 ) -> None:
-    """Add to the log what a step of a run changed: a row per setting, or one for the kept calls alone.
+    """Add to the log what a step of a run has changed: a row per changed setting, or a single row without a setting.
 
-    run: the id of the Dagster run. asset: such as "calculator/filtered_calls".
-    settings: changes of the fields `settings.NAME` in the asset's record.
-    kept: how many calls the filter kept before and after the step; None for other steps.
+    Args:
+        lake: The lake, which contains the log.
+        run_id: The id of the Dagster run.
+        asset_name: The asset that the step has materialized, such as "calculator/filtered_calls".
+        setting_changes: The changes of fields in the record of the asset, such as "settings.tau_f".
+        kept_counts: How many calls the filter kept before and after the step. None for other steps.
 
-    Raises WriteError. Not covered: a step that was killed before it ended.
+    Raises:
+        WriteError: The log cannot be written.
     """
-    step = {
-        "run": run,
+    step_columns = {
+        "run": run_id,
         "ended": datetime.now(UTC),
-        "stage": asset.rpartition("/")[2],
-        "tool": lane_of(lake, asset),
-        **_build_kept_columns(kept),
+        "stage": asset_name.rpartition("/")[2],
+        "tool": find_lane_key(lake, asset_name),
+        **_build_kept_columns(kept_counts),
     }
-    rows_of_settings = [_build_setting_columns(change) for change in settings] or [_NO_SETTING]
-    new_rows = pl.DataFrame([{**step, **row} for row in rows_of_settings], schema=_CHANGE_SCHEMA)
-    # `revise` calls `revised` with the asset's rows so far, and again where another run has added some meanwhile.
-    lake.table(CHANGES).revise(asset, revised=partial(_with_rows, new_rows), record=_build_record)
+    columns_by_setting = [_build_setting_columns(change) for change in setting_changes]
+    if not columns_by_setting:
+        columns_by_setting = [_EMPTY_SETTING_COLUMNS]
+
+    rows = [{**step_columns, **setting_columns} for setting_columns in columns_by_setting]
+    new_rows = pl.DataFrame(rows, schema=_CHANGE_SCHEMA)
+
+    # `append_rows` gets the rows of the asset so far, and is called again if another run has added some meanwhile.
+    append_rows = partial(_append_distinct_rows, new_rows)
+    lake.get_table(CHANGES_TABLE).revise_part(asset_name, revise_rows=append_rows, make_record=_build_record)
 
 
-def _build_kept_columns(kept: KeptCounts | None) -> dict[str, int | None]:
-    """Return the columns of the log that say how many calls a lane keeps; null for other steps."""
-    if kept is None:
+def _build_kept_columns(kept_counts: KeptCounts | None) -> dict[str, int | None]:
+    """Build the columns of the log that say how many calls were kept. They are null if `kept_counts` is None."""
+    if kept_counts is None:
         return {"kept_before": None, "kept_after": None}
-    return {"kept_before": kept.before, "kept_after": kept.after}
+    return {"kept_before": kept_counts.before, "kept_after": kept_counts.after}
 
 
 def _build_setting_columns(change: FieldChange) -> dict[str, str | None]:
-    """Return the columns of the log that say how a setting changed."""
-    before, after = shorten_pair(change.old, change.new)
-    setting = change.field.removeprefix("settings.")
-    return {"setting": setting, "value_before": before, "value_after": after}
+    """Build the columns of the log that say how a setting changed, with shortened values."""
+    value_before, value_after = shorten_pair(change.old_value, change.new_value)
+    setting_name = change.field_path.removeprefix("settings.")
+    return {"setting": setting_name, "value_before": value_before, "value_after": value_after}
 
 
-def _with_rows(new_rows: pl.DataFrame, rows: pl.DataFrame | None) -> pl.DataFrame:
-    """Add rows to the log of an asset, if it has one; equal rows, as after a lost answer of the store, count once."""
-    all_rows = new_rows if rows is None else pl.concat([rows, new_rows], how="diagonal")
+def _append_distinct_rows(new_rows: pl.DataFrame, rows_so_far: pl.DataFrame | None) -> pl.DataFrame:
+    """Append rows to the log of an asset.
+
+    Rows that are there already are not repeated. This happens if the object store has written the rows but its answer
+    was lost, so that they are written again.
+
+    Args:
+        new_rows: The rows to append.
+        rows_so_far: The log of the asset so far, or None.
+    """
+    all_rows = new_rows if rows_so_far is None else pl.concat([rows_so_far, new_rows], how="diagonal")
     return all_rows.unique(maintain_order=True)
 
 
 def _build_record() -> dict[str, Any]:
-    """Return the record of a part of the log: it depends on no settings and no inputs."""
-    return record(settings={}, inputs={}, stage="changes", tool=None)
+    """Build the record of a part of the log, which depends on no settings and no inputs."""
+    return build_record(settings={}, inputs={}, stage="changes", tool=None)

@@ -18,42 +18,45 @@ from toolformer_dag.computing.spending import Spent
 from toolformer_dag.computing.stage import ByChunk, ByShard, TableOutput, Work
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.session import LakeSession, session
+from toolformer_dag.lake.session import LakeSession, enter_session
 from toolformer_dag.processes import end_with_parent
 from toolformer_dag.settings.sections import Settings
 
-Tables = Mapping[str, TableOutput]
-"""The tables of a plan by name."""
-TablesOf = Callable[[Plan], Sequence[TableOutput]]
-"""What makes the tables of a plan: another process makes its own. It is pickled, so it is a function of a module."""
+TablesByName = Mapping[str, TableOutput]
+"""The tables of a plan, by name."""
+TablesBuilder = Callable[[Plan], Sequence[TableOutput]]
+"""Builds the tables of a plan. Other processes call it too, so it has to be a function that can be pickled."""
 
 
 class WorkerError(UserError):
-    """A chunk that could not be computed: too many workers failed over it, or one sees other settings than the run."""
+    """A chunk could not be computed: too many workers failed over it, or a worker has other settings than the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A chunk of a table's work, as it travels to a worker.
+    """A chunk of a table's work, as it is sent to a worker.
 
-    - `table`: the name of the table
-    - `settings`: the fingerprint of the table's settings, with which the computing process has to agree
-    - `payload`: what `ByChunk.compute` gets; of a stage made ByShard the name of the shard
-    - `step`: tells updates apart: workers remember what they read of the lake as long as one goes on
+    Attributes:
+        table_name: The name of the table.
+        settings_fingerprint: The fingerprint of the table's settings. The worker has to have the same settings.
+        payload: What to compute, as the stage describes it. If a worker makes whole shards (ByShard), the name of the
+            shard.
+        update_id: Identifies the update of the table. Workers remember what they read of the lake until the next
+            update.
     """
 
-    table: str
-    settings: str
+    table_name: str
+    settings_fingerprint: str
     payload: Any
-    step: str = ""
+    update_id: str = ""
 
 
-def perform_task(worker: Worker, tables: Tables, task: Task) -> Work:
+def perform_task(worker: Worker, tables_by_name: TablesByName, task: Task) -> Work:
     """Compute a chunk of a table and store its rows, or compute a whole shard and publish it.
 
     Args:
         worker: What this process has loaded.
-        tables: The tables by name, as this process knows them.
+        tables_by_name: The tables by name, as this process knows them.
         task: Names the table, and says what to compute.
 
     Returns:
@@ -63,39 +66,43 @@ def perform_task(worker: Worker, tables: Tables, task: Task) -> Work:
         WorkerError: The settings have changed since the run began.
         Exception: Anything that the computation raises.
     """
-    output = _require_task_table(tables, task)
-    make = output.stage.make
+    output = _require_task_table(tables_by_name, task)
+    row_maker = output.stage.row_maker
 
-    if isinstance(make, ByChunk):
-        return make.compute(worker, output, task.payload)
+    if isinstance(row_maker, ByChunk):
+        return row_maker.compute_chunk(worker, output, task.payload)
 
-    assert isinstance(make, ByShard)
+    assert isinstance(row_maker, ByShard)
     shard_name = task.payload
-    rows = make.rows(worker, output, shard_name)
+    rows = row_maker.make_rows(worker, output, shard_name)
     output.publish(shard_name, rows)
     return Work()
 
 
-def _require_task_table(tables: Tables, task: Task) -> TableOutput:
+def _require_task_table(tables_by_name: TablesByName, task: Task) -> TableOutput:
     """Return the table of a task.
 
     Raises:
         WorkerError: The table is unknown here, or has other settings than in the process that created the task.
     """
-    output = _find_table(tables, task.table)
-    if output is None or output.code_version != task.settings:
-        raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
+    output = _find_table(tables_by_name, task.table_name)
+    if output is None or output.code_version != task.settings_fingerprint:
+        raise WorkerError(f"{task.table_name}: settings, prompts or tools changed while the run went on; run again")
     return output
 
 
-def _find_table(tables: Tables, name: str) -> TableOutput | None:
-    """Find a table by its name, also among the inner tables, which are computed for another one alone."""
-    if name in tables:
-        return tables[name]
+def _find_table(tables_by_name: TablesByName, table_name: str) -> TableOutput | None:
+    """Find a table by its name, also among the inner tables, which are computed for another one alone.
 
-    for output in tables.values():
-        for inner_output in output.inner:
-            if inner_output.name == name:
+    Returns:
+        None if there is no such table.
+    """
+    if table_name in tables_by_name:
+        return tables_by_name[table_name]
+
+    for output in tables_by_name.values():
+        for inner_output in output.inner_outputs:
+            if inner_output.name == table_name:
                 return inner_output
     return None
 
@@ -103,98 +110,126 @@ def _find_table(tables: Tables, name: str) -> TableOutput | None:
 class ChunkAnswer(NamedTuple):
     """What a worker answers to a task.
 
-    - `outcome`: what the chunk cost, or the error that it raised
-    - `spent`: what the worker spent in another process since its last answer; nothing where it is this process
+    Attributes:
+        outcome: What the chunk cost, or the error that it raised.
+        newly_spent: The tokens and tool calls that a worker in another process has spent since its last answer. Nothing
+            if the worker is this process, which counts them itself.
     """
 
     outcome: Work | UserError
-    spent: Spent
+    newly_spent: Spent
 
 
 class Whereabouts(NamedTuple):
-    """Where a worker runs: the id of its machine, which is empty for this one, and its name for people."""
+    """Where a worker runs.
 
-    machine: str
-    name: str
+    Attributes:
+        machine_id: The id of its machine. Empty for this machine.
+        display_name: The name of the worker or its machine for people.
+    """
+
+    machine_id: str
+    display_name: str
 
 
 class ChunkWorker(Protocol):
-    """Computes a chunk at a time, once it has started. As text: its name for people.
-
-    `started`: done when it has started, or died before; then its result is Whereabouts, or it raises how it died.
-    """
+    """Computes one chunk at a time, once it has started. As a string, it is its name for people."""
 
     @property
-    def started(self) -> Future[Whereabouts]: ...
+    def start_future(self) -> Future[Whereabouts]:
+        """Is done when the worker has started, or has died before. Its exception says how the worker died."""
 
     def submit(self, task: Task) -> "Future[ChunkAnswer]":
-        """Give a task; only one that has answered gets the next.
+        """Send a task to the worker, which must have answered the task before.
 
-        A worker that has died raises one of `Executor.deaths` here, or in the future.
+        If the worker has died, one of `Executor.death_exceptions` is raised, here or by the returned future.
         """
 
     def kill(self) -> None:
-        """End the worker at once; what it had committed is kept."""
+        """End the worker at once. What it has committed is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """Where chunks are computed.
+    """The place where chunks are computed: this process, other processes, or a cluster.
 
-    - `count`: returns how many workers there may be, a number that may change
-    - `start`: begins a worker
-    - `deaths`: the exceptions by which a worker tells that it died
-    - `lost`: gets a dead worker and its exception; returns whether it died with its machine
+    Attributes:
+        count_workers: Returns how many workers there may be at most. The number may change.
+        start_worker: Starts a worker.
+        death_exceptions: The exceptions that say that a worker has died.
+        is_machine_lost: Returns whether a worker died because its machine was lost, given the worker and its exception.
     """
 
-    count: Callable[[], int]
-    start: Callable[[], ChunkWorker]
-    deaths: tuple[type[Exception], ...] = ()
-    lost: Callable[[ChunkWorker, Exception], bool] = lambda worker, died: False
+    count_workers: Callable[[], int]
+    start_worker: Callable[[], ChunkWorker]
+    death_exceptions: tuple[type[Exception], ...] = ()
+    is_machine_lost: Callable[[ChunkWorker, Exception], bool] = lambda worker, death: False
 
 
-STARTED: Future[Whereabouts] = Future()
-"""`ChunkWorker.started` of workers of this machine, which take work from the beginning."""
-STARTED.set_result(Whereabouts(machine="", name="this machine"))
+ALREADY_STARTED: Future[Whereabouts] = Future()
+"""The `start_future` of workers of this machine, which can take a task at once."""
+ALREADY_STARTED.set_result(Whereabouts(machine_id="", display_name="this machine"))
 
 
 @dataclass(frozen=True, slots=True)
 class ThisProcess:
-    """This process as a worker: a chunk is computed in `submit`, which raises exceptions as they are."""
+    """This process as a worker. A chunk is computed during `submit`, which raises any exception of the computation.
+
+    Attributes:
+        worker: What this process has loaded.
+        tables_by_name: The tables whose chunks are computed, by name.
+        start_future: Done from the beginning.
+    """
 
     worker: Worker
-    tables: Tables
-    started = STARTED
+    tables_by_name: TablesByName
+    start_future = ALREADY_STARTED
 
     def submit(self, task: Task) -> "Future[ChunkAnswer]":
-        """See ChunkWorker."""
-        work = perform_task(self.worker, self.tables, task)
-        done: Future[ChunkAnswer] = Future()
-        done.set_result(ChunkAnswer(outcome=work, spent=Spent()))
-        return done
+        """Compute a task now, and return its answer as a future that is done.
+
+        Raises:
+            Exception: Anything that the computation raises.
+        """
+        work = perform_task(self.worker, self.tables_by_name, task)
+        answer = ChunkAnswer(outcome=work, newly_spent=Spent())  # this process has already counted what it spent
+
+        future_answer: Future[ChunkAnswer] = Future()
+        future_answer.set_result(answer)
+        return future_answer
 
     def kill(self) -> None:
-        """See ChunkWorker."""
+        """Do nothing, because no task is running outside of `submit`."""
 
 
 class ChunkServer:
-    """What a worker of another process does with the tasks that it gets, one after the other.
+    """Carries out the tasks of a worker in another process, one after the other.
 
-    The first task loads the plan and the tables; the model is loaded by what needs it. Between tasks it holds
-
-    - the worker: the plan, the model, open row stores
-    - the session of the step that goes on: what was read of the lake; a task of another step begins a new one
-    - what it had spent at its last answer
+    The first task loads the plan and the tables. The model is loaded when a task needs it. All of that is kept for the
+    next tasks.
     """
 
-    def __init__(self, settings: Settings, tables_of: TablesOf) -> None:
+    def __init__(self, settings: Settings, build_tables: TablesBuilder) -> None:
+        """Begin with nothing loaded.
+
+        Args:
+            settings: The settings of the run.
+            build_tables: Builds the tables of a plan.
+        """
         self._settings = settings
-        self._tables_of = tables_of
+        self._build_tables = build_tables
+
+        # The plan, the model and open row stores. None until the first task.
         self._worker: Worker | None = None
-        self._tables: Tables = {}
-        self._step = ""
-        self._session = LakeSession(news=[])
-        self._spent_before = Spent()
+        self._tables_by_name: TablesByName = {}
+
+        # What was read of the lake for the present update. A task of another update begins a new session. In
+        # `unsent_news`, it collects what a task has written to the lake, to be sent with the answer.
+        self._update_id = ""
+        self._lake_session = LakeSession(unsent_news=[])
+
+        # All tokens and tool calls up to the last answer. An answer tells only what was spent since then.
+        self._spent_at_last_answer = Spent()
 
     def answer(self, task: Task) -> ChunkAnswer:
         """Carry out a task.
@@ -203,7 +238,7 @@ class ChunkServer:
             What the task cost, or its error, and what this process has spent since its last answer.
         """
         outcome = self._perform_safely(task)
-        return ChunkAnswer(outcome, spent=self._take_spent())
+        return ChunkAnswer(outcome, newly_spent=self._take_newly_spent())
 
     def _perform_safely(self, task: Task) -> Work | UserError:
         """Carry out a task without raising an error.
@@ -218,12 +253,12 @@ class ChunkServer:
         except Exception as error:  # noqa: BLE001 - raised in the process that waits for it
             return WorkerError(f"a worker failed: {type(error).__name__}: {error}")
 
-    def _take_spent(self) -> Spent:
-        """Return what this process has spent since the last call, such as tokens of the model."""
-        spent_in_all = self._worker.spent() if self._worker else Spent()
-        spent_since = spent_in_all - self._spent_before
-        self._spent_before = spent_in_all
-        return spent_since
+    def _take_newly_spent(self) -> Spent:
+        """Return the tokens and tool calls that this process has spent since the last call of this method."""
+        total_spent = self._worker.compute_total_spent() if self._worker else Spent()
+        newly_spent = total_spent - self._spent_at_last_answer
+        self._spent_at_last_answer = total_spent
+        return newly_spent
 
     def _perform_in_session(self, task: Task) -> Work:
         """Carry out a task, while remembering what earlier tasks of the same update have read of the lake.
@@ -233,46 +268,63 @@ class ChunkServer:
         """
         worker = self._load_worker()
 
-        is_new_update = task.step != self._step
+        is_new_update = task.update_id != self._update_id
         if is_new_update:
-            self._step = task.step
-            self._session = LakeSession(news=[])  # forgets what was read for the update before
+            self._update_id = task.update_id
+            self._lake_session = LakeSession(unsent_news=[])  # forgets what was read for the update before
 
-        with session(self._session):
-            work = perform_task(worker, self._tables, task)
-        return replace(work, news=self._session.take_news())
+        with enter_session(self._lake_session):
+            work = perform_task(worker, self._tables_by_name, task)
+        return replace(work, news=self._lake_session.take_news())
 
     def _load_worker(self) -> Worker:
-        """Return the worker of this process; the first call loads the plan and its tables."""
+        """Return what this process has loaded. The first call loads the plan and builds its tables."""
         if self._worker is None:
-            plan = Plan.of(self._settings)
-            self._tables = {output.name: output for output in self._tables_of(plan)}
+            plan = Plan.from_settings(self._settings)
+            self._tables_by_name = {output.name: output for output in self._build_tables(plan)}
             self._worker = Worker(plan)
         return self._worker
 
 
 class OneProcess:
-    """A process of this machine with a model of its own, which can be killed. It inherits no threads."""
+    """A worker that is another process of this machine, with a model of its own. It can be killed.
 
-    started = STARTED
+    Attributes:
+        start_future: Done from the beginning.
+    """
 
-    def __init__(self, settings: Settings, tables_of: TablesOf) -> None:
-        self._context = _Context()
+    start_future = ALREADY_STARTED
+
+    def __init__(self, settings: Settings, build_tables: TablesBuilder) -> None:
+        """Prepare the process, which the first task starts.
+
+        Args:
+            settings: The settings of the run.
+            build_tables: Builds the tables of a plan. The process calls it for itself.
+        """
+        self._spawn_context = _Context()
         self._executor = ProcessPoolExecutor(
-            max_workers=1, mp_context=self._context, initializer=_begin_worker_process, initargs=(settings, tables_of)
+            max_workers=1,
+            mp_context=self._spawn_context,
+            initializer=_begin_worker_process,
+            initargs=(settings, build_tables),
         )
 
     def __str__(self) -> str:
-        return f"worker {self._context.process}"  # with its process id and, when it has ended, its exit code
+        return f"worker {self._spawn_context.process}"  # with its process id and, when it has ended, its exit code
 
     def submit(self, task: Task) -> "Future[ChunkAnswer]":
-        """See ChunkWorker; the first task starts the process. Raises BrokenProcessPool where the process has died."""
-        with _hold_interrupts():
+        """Send a task to the process, which must have answered the task before. The first task starts the process.
+
+        Raises:
+            BrokenProcessPool: The process has died. The returned future may raise it as well.
+        """
+        with _delay_interrupts():
             return self._executor.submit(_answer_task, task)
 
     def kill(self) -> None:
-        """See ChunkWorker; waits until the process has ended."""
-        process = self._context.process
+        """Kill the process, if it was started, and wait until it has ended."""
+        process = self._spawn_context.process
         if process is not None:
             process.kill()
             process.join()
@@ -280,41 +332,54 @@ class OneProcess:
 
 
 class _Context(SpawnContext):
-    """Spawn context that remembers its process; the process inherits no threads and no CUDA context."""
+    """A way to start processes that remembers the last one, so that it can be killed.
+
+    A spawned process inherits no threads and no CUDA context.
+
+    Attributes:
+        process: The process that was created last. None if there is none yet.
+    """
 
     process: SpawnProcess | None = None
 
     def Process(self, *args: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]
-        """Return a new process, and remember it."""
+        """Create a process, and remember it."""
         self.process = SpawnProcess(*args, **options)
         return self.process
 
 
-_server: ChunkServer | None = None
-"""In a worker process, what answers its tasks."""
+_chunk_server: ChunkServer | None = None
+"""Carries out the tasks of this process, if it is a worker process."""
 
 
-def _begin_worker_process(settings: Settings, tables_of: TablesOf) -> None:
-    """Prepare a new worker process for its tasks."""
-    global _server
+def _begin_worker_process(settings: Settings, build_tables: TablesBuilder) -> None:
+    """Prepare a new worker process for its tasks. This is called in the process.
+
+    Args:
+        settings: The settings of the run.
+        build_tables: Builds the tables of a plan.
+    """
+    global _chunk_server
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent process, which decides what to do
     end_with_parent()
-    _server = ChunkServer(settings, tables_of)
+    _chunk_server = ChunkServer(settings, build_tables)
 
 
 def _answer_task(task: Task) -> ChunkAnswer:
-    """Carry out a task in a worker process."""
-    assert _server is not None
-    return _server.answer(task)
+    """Carry out a task. This is called in a worker process."""
+    assert _chunk_server is not None
+    return _chunk_server.answer(task)
 
 
 @contextmanager
-def _hold_interrupts() -> Iterator[None]:
+def _delay_interrupts() -> Iterator[None]:
     """Delay Ctrl-C (SIGINT) until the end of the `with` block.
 
     A process that is started in the block inherits this, so that it is not interrupted either while it starts.
     """
-    resource_tracker.ensure_running()  # first, because its start would unblock the signal again
+    # Start this process of `multiprocessing` first, because its start would unblock the signal again.
+    resource_tracker.ensure_running()
+
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -4,71 +4,102 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from toolformer_dag.files import UserError
-from toolformer_dag.model.weights import is_small
+from toolformer_dag.model.weights import is_small_model
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 
 
 class ClusterError(UserError):
-    """No cluster, none at the address, or one in which no worker fits; the message names the remedy."""
+    """There is no cluster, or none at the address, or no worker fits in it. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many workers a cluster gets (`count`), and the cores and GPUs that each of them reserves."""
+    """How many workers a cluster gets, and what each of them reserves.
 
-    count: int
-    cpus: int
-    gpus: int
-
-
-def compute_share(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str = "Ray cluster") -> Share:
-    """Return how many workers a cluster gets, and what each reserves; `execution.workers` limits their number.
-
-    nodes: the resources of each machine that is alive, as numbers under `CPU` and `GPU`.
-    cluster: what it is called in errors.
-
-    Raises ClusterError where no machine has a core, or as many GPUs as a model takes.
+    Attributes:
+        worker_count: The number of workers.
+        cpus_per_worker: The number of cores that each worker reserves.
+        gpus_per_worker: The number of GPUs that each worker reserves.
     """
-    gpu_groups = _count_gpu_groups(nodes, settings, cluster)
-    cores = _list_machine_cores(nodes)
-    if not cores:
+
+    worker_count: int
+    cpus_per_worker: int
+    gpus_per_worker: int
+
+
+def compute_share(
+    node_resources: Sequence[Mapping[str, float]], settings: Settings, cluster_name: str = "Ray cluster"
+) -> Share:
+    """Compute how many workers a cluster gets, and how many cores and GPUs each of them reserves.
+
+    Args:
+        node_resources: For each machine that is alive, how many cores ("CPU") and GPUs ("GPU") it has.
+        settings: The settings of the run. `execution.workers` limits the number of workers.
+        cluster_name: The name of the cluster in error messages.
+
+    Raises:
+        ClusterError: No machine has a core, or there are GPUs, but on no machine as many as a model needs.
+    """
+    gpu_group_count = _count_gpu_groups(node_resources, settings, cluster_name)
+    cores_per_machine = _list_machine_cores(node_resources)
+    if not cores_per_machine:
         raise ClusterError(
-            f"execution.engine: no machine of the {cluster} offers a core; start one that does (docs: Several machines)"
+            f"execution.engine: no machine of the {cluster_name} offers a core; start one that does "
+            "(docs: Several machines)"
         )
-    share = _compute_largest_share(settings.model, cores, gpu_groups)
-    most = settings.execution.workers or share.count
-    return replace(share, count=min(most, share.count))
+
+    largest_share = _compute_largest_share(settings.model, cores_per_machine, gpu_group_count)
+    max_workers = settings.execution.workers or largest_share.worker_count
+    return replace(largest_share, worker_count=min(max_workers, largest_share.worker_count))
 
 
-def _list_machine_cores(nodes: Sequence[Mapping[str, float]]) -> list[int]:
-    """Return the cores of each machine that has any."""
-    cores_of_machines = (node.get("CPU", 0) for node in nodes)
-    return [int(cores) for cores in cores_of_machines if cores >= 1]
+def _list_machine_cores(node_resources: Sequence[Mapping[str, float]]) -> list[int]:
+    """List how many cores each machine has. Machines without a whole core are left out."""
+    cores_by_machine = (node.get("CPU", 0) for node in node_resources)
+    return [int(core_count) for core_count in cores_by_machine if core_count >= 1]
 
 
-def _compute_largest_share(model: ModelSettings, cores: Sequence[int], gpu_groups: int) -> Share:
-    """Return the most workers for a model: one per group of GPUs; else one per core for a small model, or per machine.
+def _compute_largest_share(model: ModelSettings, cores_per_machine: Sequence[int], gpu_group_count: int) -> Share:
+    """Compute how many workers a cluster has room for, and what each of them reserves.
 
-    cores: of each machine. gpu_groups: how many models fit on the GPUs.
+    On GPUs, there is one worker per copy of the model that fits. Otherwise, there is one worker per core for a small
+    model, and one per machine for any other.
+
+    Args:
+        model: The model that each worker loads.
+        cores_per_machine: How many cores each machine has.
+        gpu_group_count: How many copies of the model fit on the GPUs.
     """
-    uses_gpus = gpu_groups > 0 and model.device in ("auto", "cuda") and not model.url
-    if uses_gpus:
-        return Share(count=gpu_groups, cpus=1, gpus=model.gpus)
-    if is_small(model):
-        return Share(count=sum(cores), cpus=1, gpus=0)
-    return Share(count=len(cores), cpus=min(cores), gpus=0)
+    may_use_gpus = model.device in ("auto", "cuda") and not model.url
+    if may_use_gpus and gpu_group_count > 0:
+        return Share(worker_count=gpu_group_count, cpus_per_worker=1, gpus_per_worker=model.gpus_per_model)
+
+    if is_small_model(model):
+        return Share(worker_count=sum(cores_per_machine), cpus_per_worker=1, gpus_per_worker=0)
+
+    # One worker per machine. Each reserves as many cores as the smallest machine has.
+    return Share(worker_count=len(cores_per_machine), cpus_per_worker=min(cores_per_machine), gpus_per_worker=0)
 
 
-def _count_gpu_groups(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str) -> int:
-    """Return how many models fit on the GPUs of all machines; the GPUs of a model are on one machine.
+def _count_gpu_groups(node_resources: Sequence[Mapping[str, float]], settings: Settings, cluster_name: str) -> int:
+    """Count how many copies of the model fit on the GPUs of all machines. Each copy needs all its GPUs on one machine.
 
-    Raises ClusterError where there are GPUs, but on no machine as many as a model takes.
+    Args:
+        node_resources: For each machine that is alive, how many cores ("CPU") and GPUs ("GPU") it has.
+        settings: The settings of the run.
+        cluster_name: The name of the cluster in error messages.
+
+    Raises:
+        ClusterError: There are GPUs, but on no machine as many as a copy of the model needs.
     """
     model = settings.model
-    gpus_of_machines = [int(node.get("GPU", 0)) for node in nodes]
-    if 0 < max(gpus_of_machines, default=0) < model.gpus:
+    gpus_per_machine = [int(node.get("GPU", 0)) for node in node_resources]
+
+    most_gpus = max(gpus_per_machine, default=0)
+    if 0 < most_gpus < model.gpus_per_model:
         raise ClusterError(
-            f"model.{model.engine} asks for {model.gpus} GPUs per model: no machine of the {cluster} has so many"
+            f"model.{model.engine} asks for {model.gpus_per_model} GPUs per model: no machine of the {cluster_name} "
+            "has so many"
         )
-    return sum(gpus // model.gpus for gpus in gpus_of_machines)
+    return sum(gpu_count // model.gpus_per_model for gpu_count in gpus_per_machine)

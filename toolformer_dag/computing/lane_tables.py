@@ -20,9 +20,9 @@ LaneTable = Literal[
     "decided_calls",
     "filtered_calls",
 ]
-"""Tables in the order in which they are brought up to date; a lane has those that its settings ask for.
+"""The names of tables, in the order in which they are brought up to date. A lane has those that its settings need.
 
-Those of controls are named in pipeline/controls.py.
+The tables of controls are named in pipeline/controls.py.
 """
 LaneRows = Literal[
     "positions",
@@ -36,23 +36,32 @@ LaneRows = Literal[
     "chained_losses",
     "chained_needs",
 ]
-"""Row stores: what a model or a tool has computed for a lane."""
+"""The names of row stores, which keep what a model or a tool has computed for a lane."""
 
 
 class CallTables(NamedTuple):
-    """The two tables with the calls of one level: what was sampled, and what the tools answered."""
+    """The two tables with the calls of one level of chains.
 
-    candidates: LaneTable
-    results: LaneTable
+    Attributes:
+        candidates_table: The table of the sampled calls.
+        results_table: The table of what the tools answered.
+    """
+
+    candidates_table: LaneTable
+    results_table: LaneTable
 
 
-_CALL_TABLES = {
+_CALL_TABLES_BY_LEVEL = {
     1: CallTables("scored_candidates", "tool_results"),
     2: CallTables("chained_candidates", "chained_results"),
     3: CallTables("chained_candidates_3", "chained_results_3"),
 }
 
 
-def call_tables(level: int) -> CallTables:
-    """Return the tables of calls that stand after `level` - 1 others at their place; those of level 1 stand alone."""
-    return _CALL_TABLES[level]
+def get_call_tables(chain_level: int) -> CallTables:
+    """Return the tables of the calls of one level of chains. A chain is several calls at one position of a text.
+
+    Args:
+        chain_level: 1 for the first calls at their positions, 2 for the calls after one other call, and so on.
+    """
+    return _CALL_TABLES_BY_LEVEL[chain_level]

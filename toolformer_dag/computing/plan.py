@@ -7,54 +7,58 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from toolformer_dag.computing.call_sources import CallSources, call_sources, is_served
-from toolformer_dag.computing.conversation_shards import ConversationShard, conversation_shards
+from toolformer_dag.computing.call_sources import CallSources, build_call_sources, is_proposer_served
+from toolformer_dag.computing.conversation_shards import ConversationShard, collect_conversation_shards
 from toolformer_dag.computing.lane_tables import LaneTable
-from toolformer_dag.computing.shards import Shard, list_hub_files, shard_files
+from toolformer_dag.computing.shards import Shard, list_hub_files, list_shard_files
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.table import Lake, Table
-from toolformer_dag.lake.warehouse import refuse_other_file
-from toolformer_dag.method.scoring import OVER_ECHO, PAPER_SCORE, ScoreError, refuse
+from toolformer_dag.lake.warehouse import refuse_foreign_file
+from toolformer_dag.method.scoring import PAPER_SCORE, SCORE_OVER_ECHO, ScoreError, check_score_sql
 from toolformer_dag.model.weights import (
-    CHECKPOINT,
-    IDENTIFYING,
+    CHECKPOINT_FILE_NAME,
+    IDENTIFYING_KEYS,
     ModelError,
-    checkpoint_folder,
-    model_name,
+    check_call_markers,
+    get_checkpoint_folder,
     read_model_dtype,
     read_model_identity,
-    refuse_other_markers,
+    resolve_model_name,
 )
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.settings.rounds import named
+from toolformer_dag.settings.rounds import add_round_suffix
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import SettingsError, determining
-from toolformer_dag.settings.tool_settings import RULE, ChanceThreshold, ToolLimits, ToolSettings
+from toolformer_dag.settings.setting_types import SettingsError, select_determining_settings
+from toolformer_dag.settings.tool_settings import RULE_SOURCE, ChanceThreshold, ToolLimits, ToolSettings
 from toolformer_dag.tools.registry import load_enabled_tools, read_chain_prompt
 from toolformer_dag.tools.routing import compute_ranking_identity
-from toolformer_dag.tools.tool import Tool, blame_tool
+from toolformer_dag.tools.tool import Tool, wrap_tool_errors
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A tool with its settings: one of the lanes that run beside each other through the stages.
+    """A tool with its settings. Each lane of a run passes through the same stages, independently of the others.
 
-    Values that the settings leave open are the tool's own, which are the paper's.
+    Values that the settings leave open are the defaults of the tool, which are the paper's.
 
-    - `tool`: the tool
-    - `tau_s`, `k`: positions with p of ` [` above tau_s are sampled, the k most probable of a text (paper,
-      section 2)
-    - `m`: calls that are sampled at a position
-    - `tau_f`: the least score of a call that stays; a ChanceThreshold is chosen from the lane's swapped results
-    - `limits`: of a call of the tool, and of all calls
-    - `look_ahead`: whether calls whose input holds words of the text after them are rejected before they are scored
-    - `sources`: who proposes its calls: the model, a rule, files
-    - `min_probability`: the least p of ` [` at which decoding calls the tool
-    - `depth`: the most calls of a chain (a call that follows another at the same position); 1 without chains
-    - `then`: the lanes whose tools a chain may call after this one's
-    - `chain_prompt`: the prompt for calls after others
-    - `score`: the SQL expression that tau_f is compared with; PAPER_SCORE is L- - L+
-    - `suffix`: what its key ends with in a later round; empty for the first
+    Attributes:
+        tool: The tool.
+        tau_s: Calls are sampled only at positions where ` [`, which begins a call, has a probability above it (paper,
+            section 2).
+        k: The largest number of positions in a text where calls are sampled. The most probable are chosen.
+        m: How many calls are sampled at a position.
+        tau_f: The smallest score of a call that is kept. A ChanceThreshold is computed from calls with swapped results.
+        limits: The limits of a call of the tool, such as time, and of all calls, such as calls per second.
+        rejects_look_ahead: Whether calls whose input contains words of the text after them are rejected before they are
+            scored.
+        call_sources: Who proposes its calls: the model, a rule, files.
+        min_start_probability: The smallest probability of ` [` at which a finetuned model calls the tool.
+        max_chain_calls: The largest number of calls in a chain (calls at one position, each sampled after the results
+            of those before it). 1 without chains.
+        next_lanes: The lanes whose tools a chain may call after the tool of this one.
+        chain_prompt: The prompt for the later calls of a chain.
+        score_expression: The SQL expression that scores a call, to be compared with tau_f. PAPER_SCORE is L- - L+.
+        round_suffix: What its key ends with in a later round. Empty in the first.
     """
 
     tool: Tool
@@ -63,55 +67,70 @@ class Lane:
     m: int
     tau_f: float | ChanceThreshold
     limits: ToolLimits
-    look_ahead: bool = True
-    sources: CallSources = field(default_factory=CallSources)
-    min_probability: float = 0.0
-    depth: int = 1
-    then: tuple["Lane", ...] = ()
+    rejects_look_ahead: bool = True
+    call_sources: CallSources = field(default_factory=CallSources)
+    min_start_probability: float = 0.0
+    max_chain_calls: int = 1
+    next_lanes: tuple["Lane", ...] = ()
     chain_prompt: str = ""
-    score: str = PAPER_SCORE
-    suffix: str = ""
+    score_expression: str = PAPER_SCORE
+    round_suffix: str = ""
 
     @property
     def key(self) -> str:
         """The lane's name in the asset graph and in every table, such as "calculator"."""
-        return f"{self.tool.key}{self.suffix}"
+        return f"{self.tool.key}{self.round_suffix}"
 
     @property
-    def scored(self) -> tuple[LaneTable, ...]:
-        """The names of the lane's tables with scored calls: of single calls, and of chains where it has some."""
-        return ("loss_deltas",) if self.depth == 1 else ("loss_deltas", "chained_deltas")
+    def scored_table_names(self) -> tuple[LaneTable, ...]:
+        """The names of the lane's tables with scored calls: of single calls, and of chains of calls if it has some."""
+        has_chains = self.max_chain_calls > 1
+        return ("loss_deltas", "chained_deltas") if has_chains else ("loss_deltas",)
 
     @property
-    def scores(self) -> dict[str, str]:
-        """The lane's key -> its score, where that is another than the paper's; else nothing."""
-        return {} if self.score == PAPER_SCORE else {self.key: self.score}
+    def score_by_lane_key(self) -> dict[str, str]:
+        """The lane's score by its key, if it is another than the paper's. Otherwise empty."""
+        if self.score_expression == PAPER_SCORE:
+            return {}
+        return {self.key: self.score_expression}
 
     @property
-    def chainable(self) -> dict[str, "Lane"]:
+    def chainable_lanes_by_name(self) -> dict[str, "Lane"]:
         """The lanes whose tools a chain may call after its first call, by the tool's name in the text.
 
         The lane itself is the first of them.
         """
-        return {lane.tool.name: lane for lane in (self, *self.then)}
+        return {lane.tool.name: lane for lane in (self, *self.next_lanes)}
 
-    def identity(self) -> dict[str, object]:
-        """Return what determines the tool's results. Raises ToolDown where the tool's code fails."""
-        with blame_tool(self.tool, "identity"):
+    def compute_tool_identity(self) -> dict[str, object]:
+        """Return everything that determines the tool's results.
+
+        Raises:
+            ToolDown: The tool's code fails.
+        """
+        with wrap_tool_errors(self.tool, "identity"):
             return dict(self.tool.identity())
 
-    def at_inference(self) -> "Lane":
-        """Return the lane with the tool that a finetuned model calls. Raises ToolDown where the tool's code fails."""
-        with blame_tool(self.tool, "at_inference"):
+    def build_inference_lane(self) -> "Lane":
+        """Return a copy of the lane with the tool that a finetuned model calls, which may differ from this one.
+
+        Raises:
+            ToolDown: The tool's code fails.
+        """
+        with wrap_tool_errors(self.tool, "at_inference"):
             return replace(self, tool=self.tool.at_inference())
 
-    def selection(self) -> dict[str, object]:
-        """Return what determines which texts the tool wants. Raises ToolDown where the tool's code fails."""
-        with blame_tool(self.tool, "selection"):
+    def compute_selection_identity(self) -> dict[str, object]:
+        """Return everything that determines which texts the tool wants.
+
+        Raises:
+            ToolDown: The tool's code fails.
+        """
+        with wrap_tool_errors(self.tool, "selection"):
             return dict(self.tool.selection())
 
 
-def lanes(settings: Settings) -> list[Lane]:
+def load_lanes(settings: Settings) -> list[Lane]:
     """Load the enabled tools, and combine each with its settings to a lane.
 
     Returns:
@@ -135,7 +154,7 @@ def lanes(settings: Settings) -> list[Lane]:
     return all_lanes
 
 
-def _check_loss_floor(lane: Lane, floor: float) -> None:
+def _check_loss_floor(lane: Lane, loss_floor: float) -> None:
     """Check that a tool can be filtered although losses of hopeless calls are not computed.
 
     As soon as the score of a call is known to be below `filtering.loss_floor`, its remaining loss is not computed, so
@@ -144,51 +163,55 @@ def _check_loss_floor(lane: Lane, floor: float) -> None:
 
     Args:
         lane: The tool with its settings.
-        floor: The setting `filtering.loss_floor`.
+        loss_floor: The setting `filtering.loss_floor`.
 
     Raises:
         SettingsError: The threshold is below the floor, or is chosen by chance, which needs all losses.
     """
     if isinstance(lane.tau_f, ChanceThreshold):
         raise SettingsError(
-            f"filtering.loss_floor = {floor} leaves out losses that a threshold by chance looks at, and "
+            f"filtering.loss_floor = {loss_floor} leaves out losses that a threshold by chance looks at, and "
             f"tools.{lane.tool.key}.tau_f is one; remove one of the two"
         )
 
-    if lane.tau_f < floor:
+    if lane.tau_f < loss_floor:
         raise SettingsError(
-            f"filtering.loss_floor = {floor} is above tau_f = {lane.tau_f} of tools.{lane.tool.key}, so calls "
+            f"filtering.loss_floor = {loss_floor} is above tau_f = {lane.tau_f} of tools.{lane.tool.key}, so calls "
             "between them would not be judged exactly; lower loss_floor or raise tau_f"
         )
 
 
-def find_lane_by_name(settings: Settings, name: str) -> Lane:
+def find_lane_by_name(settings: Settings, tool_name: str) -> Lane:
     """Find an enabled tool, with its settings, by its name.
 
     Args:
         settings: The settings of the run.
-        name: The key of its section ("calculator"), or its name in texts ("Calculator").
+        tool_name: The key of its section ("calculator"), or its name in texts ("Calculator").
 
     Raises:
         UserError: There is no such tool, or it is disabled.
         ToolError: A tool cannot be loaded.
         SettingsError: Sections contradict each other.
     """
-    all_lanes = lanes(settings)
+    all_lanes = load_lanes(settings)
     for lane in all_lanes:
-        if name in (lane.tool.key, lane.tool.name):
+        if tool_name in (lane.tool.key, lane.tool.name):
             return lane
 
-    if name in settings.tools:
-        raise UserError(f"[tools.{name}] is disabled, here or by the profile; write `enabled = true` under it")
+    if tool_name in settings.tools:
+        raise UserError(f"[tools.{tool_name}] is disabled, here or by the profile; write `enabled = true` under it")
 
     existing_names = ", ".join(f"{lane.tool.key} ({lane.tool.name})" for lane in all_lanes)
-    raise UserError(f"there is no tool {name!r}; the settings have {existing_names}")
+    raise UserError(f"there is no tool {tool_name!r}; the settings have {existing_names}")
 
 
 def map_tool_to_start_threshold(lanes: Sequence[Lane]) -> dict[str, float]:
-    """Return the least p of ` [` at which decoding calls a tool, by its name in the text, for tools that have one."""
-    return {lane.tool.name: lane.min_probability for lane in lanes if lane.min_probability}
+    """Return the smallest probability of ` [`, which begins a call, at which a finetuned model calls a tool.
+
+    Returns:
+        The probability by the name of the tool in texts, such as "Calculator". Tools without such a limit are left out.
+    """
+    return {lane.tool.name: lane.min_start_probability for lane in lanes if lane.min_start_probability}
 
 
 def _add_chains(lane: Lane, lanes_without_chains: Mapping[str, Lane], settings: Settings) -> Lane:
@@ -220,12 +243,9 @@ def _add_chains(lane: Lane, lanes_without_chains: Mapping[str, Lane], settings: 
             "[proposer]"
         )
 
-    return replace(
-        lane,
-        depth=section.depth,
-        then=tuple(other_lanes[key] for key in section.then),
-        chain_prompt=read_chain_prompt(lane.tool, section.chain_prompt, settings.root),
-    )
+    next_lanes = tuple(other_lanes[key] for key in section.then)
+    chain_prompt = read_chain_prompt(lane.tool, section.chain_prompt, settings.root)
+    return replace(lane, max_chain_calls=section.depth, next_lanes=next_lanes, chain_prompt=chain_prompt)
 
 
 def _format_then_option(tool: Tool) -> str:
@@ -248,6 +268,11 @@ def _refuse_chain_options_without_chains(tool: Tool, section: ToolSettings) -> N
 
 def _refuse_unknown_next_tools(tool: Tool, section: ToolSettings, other_lanes: Mapping[str, Lane]) -> None:
     """Check that the setting `then` of a tool names only other enabled tools.
+
+    Args:
+        tool: The tool.
+        section: Its settings.
+        other_lanes: The lanes of all other enabled tools by key.
 
     Raises:
         SettingsError: It names something else.
@@ -276,13 +301,14 @@ def _build_lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
         tau_s=_get_value_or_default(section.tau_s, defaults.tau_s),
         k=_get_value_or_default(section.k, defaults.k),
         m=_get_value_or_default(section.m, defaults.m),
-        tau_f=defaults.tau_f if section.tau_f is None else section.tau_f,  # not always a number, unlike the others
+        # A section may have a ChanceThreshold, a default is a number. `_get_value_or_default` takes values of one type.
+        tau_f=defaults.tau_f if section.tau_f is None else section.tau_f,
         limits=section.limits,
-        look_ahead=section.look_ahead,
-        sources=call_sources(tool, section, settings),
-        min_probability=_get_value_or_default(section.min_probability, settings.decoding.min_probability),
-        score=_choose_score(tool, section, settings),
-        suffix=settings.rounds.suffix,
+        rejects_look_ahead=section.look_ahead,
+        call_sources=build_call_sources(tool, section, settings),
+        min_start_probability=_get_value_or_default(section.min_probability, settings.decoding.min_probability),
+        score_expression=_choose_score_expression(tool, section, settings),
+        round_suffix=settings.rounds.name_suffix,
     )
 
 
@@ -290,11 +316,11 @@ _Value = TypeVar("_Value")
 
 
 def _get_value_or_default(value: _Value | None, default: _Value) -> _Value:
-    """Return the value of a setting, or its default where it is not set (None)."""
+    """Return the value of a setting, or its default if it is not set (None)."""
     return default if value is None else value
 
 
-def _choose_score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
+def _choose_score_expression(tool: Tool, section: ToolSettings, settings: Settings) -> str:
     """Choose the formula that scores the calls of a tool. Calls with a score of at least tau_f are kept.
 
     Returns:
@@ -305,38 +331,43 @@ def _choose_score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
         SettingsError: The expression that the settings name is not a score, or it may need losses that are skipped
             because `filtering.loss_floor` is set.
     """
-    score = _choose_score_without_cost(tool, section, settings)
-    if score != PAPER_SCORE:
-        _check_score(score, tool, settings)
+    score_expression = _choose_score_expression_without_cost(tool, section, settings)
+    if score_expression != PAPER_SCORE:
+        _check_score_expression(score_expression, tool, settings)
 
     cost_weight = _get_value_or_default(section.cost_weight, settings.filtering.cost_weight)
-    return f"({score}) - {cost_weight!r} * cost" if cost_weight else score
+    if not cost_weight:
+        return score_expression
+    return f"({score_expression}) - {cost_weight!r} * cost"
 
 
-def _choose_score_without_cost(tool: Tool, section: ToolSettings, settings: Settings) -> str:
+def _choose_score_expression_without_cost(tool: Tool, section: ToolSettings, settings: Settings) -> str:
     """Choose the formula that scores the calls of a tool, before the cost of a call is subtracted.
 
     A tool's rule may propose calls after reading the text that follows, so it could simply copy from there. Such calls
-    are compared with a call that only repeats what follows (OVER_ECHO), unless a score other than the paper's is set.
+    are compared with a call that only repeats what follows (SCORE_OVER_ECHO), unless a score other than the paper's is
+    set.
 
     Returns:
         An SQL expression.
     """
     if section.score:
         return section.score
-    if settings.filtering.score == PAPER_SCORE and _looks_ahead(tool, section):
-        return OVER_ECHO
-    return settings.filtering.score
+
+    general_score = settings.filtering.score
+    if general_score == PAPER_SCORE and _has_rule_looking_ahead(tool, section):
+        return SCORE_OVER_ECHO
+    return general_score
 
 
-def _check_score(score: str, tool: Tool, settings: Settings) -> None:
+def _check_score_expression(score_expression: str, tool: Tool, settings: Settings) -> None:
     """Check an SQL expression, other than the paper's, that shall score the calls of a tool.
 
     Raises:
         SettingsError: It is not a score, or it may need losses that are skipped because `filtering.loss_floor` is set.
     """
     try:
-        refuse(score)
+        check_score_sql(score_expression)
     except ScoreError as error:
         raise SettingsError(f"tools.{tool.key}.score: {error}") from error
 
@@ -347,14 +378,14 @@ def _check_score(score: str, tool: Tool, settings: Settings) -> None:
         )
 
 
-def _looks_ahead(tool: Tool, section: ToolSettings) -> bool:
+def _has_rule_looking_ahead(tool: Tool, section: ToolSettings) -> bool:
     """Return whether calls are proposed by a rule that is built into the tool and reads the text after a call."""
-    uses_rule_of_tool = RULE in section.proposals and section.rule is None
+    uses_rule_of_tool = RULE_SOURCE in section.proposals and section.rule is None
     return uses_rule_of_tool and tool.rule_looks_ahead
 
 
 Role = Literal["proposer", "judge"]
-"""What a model does for a plan: it samples calls, or its loss scores them."""
+"""What a model does in a run: the proposer samples calls, and the losses of the judge score them."""
 
 
 def _compute_model_identity(model: ModelSettings) -> dict[str, object]:
@@ -365,13 +396,22 @@ def _compute_model_identity(model: ModelSettings) -> dict[str, object]:
     Raises:
         ModelError: The model cannot be read.
     """
-    weights = read_model_identity(model_name(model), model.revision)
-    return {**weights, "dtype": read_model_dtype(model), **determining(model, but=IDENTIFYING)}
+    weights = read_model_identity(resolve_model_name(model), model.revision)
+    return {
+        **weights,
+        "dtype": read_model_dtype(model),
+        **select_determining_settings(model, excluded_keys=IDENTIFYING_KEYS),
+    }
 
 
-def _build_checkpoint_settings(start: Settings) -> ModelSettings:
-    """Return the model that the project with the settings `start` finetunes, whether it has done so or not."""
-    return start.model.model_copy(update={"name": str(checkpoint_folder(start)), "revision": None})
+def _build_checkpoint_settings(earlier_settings: Settings) -> ModelSettings:
+    """Return the settings of the checkpoint that an earlier round finetunes, even if it does not exist yet.
+
+    Args:
+        earlier_settings: The settings of the earlier round.
+    """
+    folder = get_checkpoint_folder(earlier_settings)
+    return earlier_settings.model.model_copy(update={"name": str(folder), "revision": None})
 
 
 def _compute_proposer_identity(settings: Settings, base_identity: Mapping[str, object]) -> Mapping[str, object]:
@@ -389,19 +429,26 @@ def _compute_proposer_identity(settings: Settings, base_identity: Mapping[str, o
 
     Raises:
         ModelError: The model cannot be read.
-        SettingsError: The servers of `model.url` should sample in a later round.
+        SettingsError: This is a later round, and the servers of `model.url` have the model before finetuning.
     """
-    if settings.start is not None:  # the settings of the round before
-        return _compute_checkpoint_identity(settings.start, settings)
+    if settings.previous_round_settings is not None:
+        return _compute_checkpoint_identity(settings.previous_round_settings, settings)
+
     if settings.proposer is None:
         return base_identity
-    if is_served(settings):  # by another server, so its files cannot be hashed here
+
+    # The files of a model that a server runs cannot be hashed here.
+    if is_proposer_served(settings):
         return {"served": settings.proposer.name}
     return _compute_model_identity(settings.proposer)
 
 
-def _compute_checkpoint_identity(earlier_round: Settings, this_round: Settings) -> Mapping[str, object]:
-    """Describe the checkpoint that an earlier round finetunes by everything that determines what it computes.
+def _compute_checkpoint_identity(earlier_settings: Settings, settings: Settings) -> Mapping[str, object]:
+    """Return everything that determines what a checkpoint computes, namely the one that an earlier round finetunes.
+
+    Args:
+        earlier_settings: The settings of the earlier round.
+        settings: The settings of this round, which uses the checkpoint.
 
     Returns:
         For example its weights and dtype. Empty if the checkpoint does not exist yet.
@@ -410,23 +457,23 @@ def _compute_checkpoint_identity(earlier_round: Settings, this_round: Settings) 
         ModelError: The checkpoint cannot be read.
         SettingsError: This round uses servers (`model.url`), and these have the model before finetuning.
     """
-    if this_round.model.url:
+    if settings.model.url:
         raise SettingsError(
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "
             "remove model.url, or annotate once"
         )
 
-    checkpoint = _build_checkpoint_settings(earlier_round)
+    checkpoint = _build_checkpoint_settings(earlier_settings)
     folder = Path(checkpoint.name)
-    is_finetuned = (folder / CHECKPOINT).is_file()
+    is_finetuned = (folder / CHECKPOINT_FILE_NAME).is_file()
     return _compute_model_identity(checkpoint) if is_finetuned else {}
 
 
-def _without_tools_by_module(settings: Settings) -> Settings:
-    """Return a copy of the settings without the tools that are named by their module, such as "my_tools:Weather"."""
+def _drop_tools_by_module(settings: Settings) -> Settings:
+    """Return a copy of the settings without tools whose setting `use` names a module, such as "my_tools:Weather"."""
     kept_sections = {}
     for key, section in settings.tools.items():
-        class_name = str(section.options().get("use", key))
+        class_name = str(section.get_tool_options().get("use", key))
         is_named_by_module = ":" in class_name
         if not is_named_by_module:
             kept_sections[key] = section
@@ -435,29 +482,35 @@ def _without_tools_by_module(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is made of; it does not change while the run goes on.
+    """What a run is made of. It does not change while the run goes on.
 
-    Two models, which may be one, have a role: the proposer samples calls, the judge computes their losses. The proposer
-    is the checkpoint of `start` where there is one, else `[proposer]` where the settings have one, else `[model]`.
+    A run may have several rounds: a later round annotates again, with the checkpoint that the round before has
+    finetuned.
 
-    - `settings`: all of them, of which not all determine rows
-    - `lanes`: the enabled tools with their settings
-    - `model`: everything of `[model]` that determines values; its device and path are no part of it
-    - `lake`: where the tables are
-    - `proposer`: the same as `model` of the proposer; empty where `start` has no checkpoint yet
-    - `start`: the plan of the earlier round over the same lake, from whose texts without kept calls and from whose
-      checkpoint this round starts; None for the first
+    A model has one or both of two roles: the proposer samples calls, and the judge computes the losses that score them.
+    The proposer of a later round is the checkpoint of the round before. In the first round, it is the model in the
+    section `[proposer]`, or the one in `[model]` if there is no such section.
+
+    Attributes:
+        settings: All settings, including those that determine no rows.
+        lanes: The enabled tools with their settings.
+        model_identity: Everything about the model in `[model]` that determines what it computes. Its device and path
+            do not count.
+        lake: Where the tables are.
+        proposer_identity: The same for the proposer. Empty if it is a checkpoint that does not exist yet.
+        previous_plan: The plan of the round before, over the same lake. This round starts from its checkpoint, and from
+            its texts without kept calls. None in the first round.
     """
 
     settings: Settings
     lanes: tuple[Lane, ...]
-    model: Mapping[str, object]
+    model_identity: Mapping[str, object]
     lake: Lake
-    proposer: Mapping[str, object]
-    start: "Plan | None" = None
+    proposer_identity: Mapping[str, object]
+    previous_plan: "Plan | None" = None
 
     @staticmethod
-    def of(settings: Settings) -> "Plan":
+    def from_settings(settings: Settings) -> "Plan":
         """Prepare a run: load the code of the tools, and hash the files of the models without loading their weights.
 
         Raises:
@@ -466,25 +519,24 @@ class Plan:
             SettingsError: Settings contradict each other.
             StorageError: The lake or the warehouse cannot be used.
         """
-        refuse_other_markers(settings.model)  # a finetuned model has to be used with the markers it was trained with
+        check_call_markers(settings.model)  # a finetuned model has to be used with the markers it was trained with
         model_identity = _compute_model_identity(settings.model)
 
-        plan = Plan(
-            settings=settings,
-            lake=Lake.of(settings.paths, settings.rounds.suffix),
-            lanes=tuple(lanes(settings)),
-            model=model_identity,
-            proposer=_compute_proposer_identity(settings, model_identity),
-            start=Plan.of(settings.start) if settings.start else None,  # the round before
-        )
+        lake = Lake.from_settings(settings.paths, settings.rounds.name_suffix)
+        lanes = tuple(load_lanes(settings))
+        proposer_identity = _compute_proposer_identity(settings, model_identity)
+
+        earlier_settings = settings.previous_round_settings
+        previous_plan = Plan.from_settings(earlier_settings) if earlier_settings else None
+        plan = Plan(settings, lanes, model_identity, lake, proposer_identity, previous_plan)
 
         # Without these checks, a run would fail only after it has computed something.
         plan.lake.require_access()
-        refuse_other_file(settings.warehouse)  # a file there that is not a warehouse of this project
+        refuse_foreign_file(settings.warehouse_file)  # a file there that is not a warehouse of this project
         return plan
 
     @staticmethod
-    def to_read(settings: Settings) -> "Plan":
+    def from_settings_for_reading(settings: Settings) -> "Plan":
         """Prepare a command that only reads files. No model is hashed, and no code of the user is imported.
 
         The plan has no tools that the settings name by module ("my_tools:Weather"), and does not identify the models.
@@ -494,46 +546,56 @@ class Plan:
             SettingsError: Settings contradict each other.
             StorageError: The lake cannot be used.
         """
-        safe_settings = _without_tools_by_module(settings)
-        plan = Plan(
-            settings=settings,
-            lake=Lake.of(settings.paths, settings.rounds.suffix),
-            lanes=tuple(lanes(safe_settings)),
-            model={},
-            proposer={},
-            start=Plan.to_read(settings.start) if settings.start else None,  # the round before
-        )
+        safe_settings = _drop_tools_by_module(settings)
+        lake = Lake.from_settings(settings.paths, settings.rounds.name_suffix)
+        lanes = tuple(load_lanes(safe_settings))
+
+        earlier_settings = settings.previous_round_settings
+        previous_plan = Plan.from_settings_for_reading(earlier_settings) if earlier_settings else None
+
+        # The plan has all settings. Only its lanes leave out the tools that are named by module.
+        plan = Plan(settings, lanes, model_identity={}, lake=lake, proposer_identity={}, previous_plan=previous_plan)
+
         plan.lake.require_access()
         return plan
 
     @property
-    def projects(self) -> list["Plan"]:
+    def plans_by_round(self) -> list["Plan"]:
         """The plans of all rounds up to this one, the first round first."""
-        earlier = self.start.projects if self.start else []
-        return [*earlier, self]
+        earlier_plans = self.previous_plan.plans_by_round if self.previous_plan else []
+        return [*earlier_plans, self]
 
     @property
-    def suffix(self) -> str:
-        """Return the ending of the names of this round's lanes, jobs and files; empty for the first round."""
-        return self.settings.rounds.suffix
+    def round_suffix(self) -> str:
+        """The ending of the names of this round's lanes, jobs and files. Empty in the first round."""
+        return self.settings.rounds.name_suffix
 
-    def named(self, name: str) -> str:
+    def add_round_suffix(self, name: str) -> str:
         """Return the name that a table or an asset has in this round."""
-        return named(name, self.suffix)
+        return add_round_suffix(name, self.round_suffix)
 
-    def lane_table(self, lane: "Lane", name: LaneTable) -> Table:
-        """Return a lane's table in the lake: `lane_table(calculator, "loss_deltas")` is calculator/loss_deltas."""
-        return self.lake.table(f"{lane.key}/{name}")
+    def get_lane_table(self, lane: "Lane", table_name: LaneTable) -> Table:
+        """Return a lane's table in the lake. For the lane "calculator" and "loss_deltas", "calculator/loss_deltas"."""
+        return self.lake.get_table(f"{lane.key}/{table_name}")
 
-    def fresh(self) -> "Plan":
-        """Return the same plan, which lists the shard files anew."""
+    def copy_without_cache(self) -> "Plan":
+        """Return a copy of the plan that lists the shard files anew when they are used."""
         return replace(self)
 
-    def identity_of(self, role: Role) -> dict[str, object]:
-        """Return everything that determines the values of the model in this role."""
-        return dict(self.model if self._uses_base_model_as(role) else self.proposer)
+    def get_model_identity(self, role: Role) -> dict[str, object]:
+        """Return everything that determines what a model computes.
 
-    def model_of(self, role: Role) -> ModelSettings:
+        Args:
+            role: "proposer" for the model that samples calls, "judge" for the one whose losses score them.
+
+        Returns:
+            For example its weights and dtype. Empty if the model is a checkpoint that does not exist yet.
+        """
+        if self._uses_base_model_as(role):
+            return dict(self.model_identity)
+        return dict(self.proposer_identity)
+
+    def get_model_settings(self, role: Role) -> ModelSettings:
         """Return the settings of the model that has a role in this run.
 
         Args:
@@ -545,89 +607,98 @@ class Plan:
         if self._uses_base_model_as(role):
             return self.settings.model
 
-        if self.has_own_proposer:
+        if self.has_separate_proposer:
             assert self.settings.proposer is not None
             return self.settings.proposer
 
-        assert self.start is not None  # only a later round uses another model, the checkpoint of the round before
-        self._require_checkpoint(self.start)
-        return _build_checkpoint_settings(self.start.settings)
+        # Otherwise, this is a later round, which uses the checkpoint of the round before.
+        assert self.previous_plan is not None
+        self._require_checkpoint(self.previous_plan)
+        return _build_checkpoint_settings(self.previous_plan.settings)
 
-    def _require_checkpoint(self, round_before: "Plan") -> None:
+    def _require_checkpoint(self, previous_plan: "Plan") -> None:
         """Check that the round before has finetuned its checkpoint, which this round uses.
 
         Raises:
             ModelError: There is no checkpoint yet.
         """
-        has_checkpoint = bool(self.proposer)  # the description of the proposer is empty without one
+        has_checkpoint = bool(self.proposer_identity)  # the description of the proposer is empty without one
         if has_checkpoint:
             return
 
-        number = self.settings.rounds.count
-        checkpoint_asset = round_before.named("training/finetuned_checkpoint")
+        round_number = self.settings.rounds.count
+        checkpoint_asset = previous_plan.add_round_suffix("training/finetuned_checkpoint")
         raise ModelError(
-            f"round {number} annotates with the checkpoint of round {number - 1}, and there is none; run "
-            f"`toolformer-dag run --round {number}`, or materialize {checkpoint_asset}"
+            f"round {round_number} annotates with the checkpoint of round {round_number - 1}, and there is none; run "
+            f"`toolformer-dag run --round {round_number}`, or materialize {checkpoint_asset}"
         )
 
     @property
-    def has_own_proposer(self) -> bool:
-        """Whether `[proposer]` samples: another model than the judge, with other tokens."""
-        return self.start is None and self.settings.proposer is not None
+    def has_separate_proposer(self) -> bool:
+        """Whether the model in `[proposer]`, and not the judge, samples calls. It may split texts into other tokens."""
+        return self.previous_plan is None and self.settings.proposer is not None
 
     def _uses_base_model_as(self, role: Role) -> bool:
         """Return whether the model in the section `[model]` has a role.
 
         If not, the role belongs to the model in `[proposer]`, or in later rounds to the checkpoint of the round before.
         """
-        is_first_round = self.start is None
+        is_first_round = self.previous_plan is None
         if role == "judge":
             return is_first_round or self.settings.rounds.judge == "base"
         return is_first_round and self.settings.proposer is None
 
     @property
     def inference_lanes(self) -> tuple[Lane, ...]:
-        """The lanes with the tools that a finetuned model calls. Raises ToolDown."""
-        return tuple(lane.at_inference() for lane in self.lanes)
+        """The lanes with the tools that a finetuned model calls.
+
+        Raises:
+            ToolDown: The code of a tool fails.
+        """
+        return tuple(lane.build_inference_lane() for lane in self.lanes)
 
     @property
-    def routed(self) -> tuple[Tool, ...]:
+    def routed_tools(self) -> tuple[Tool, ...]:
         """The tools that compete for texts. Each text is given to `corpus.tools_per_text` of them.
 
         There are none if every tool gets every text.
         """
-        routed_tools = tuple(lane.tool for lane in self.lanes if lane.tool.routed)
+        routed_tools = tuple(lane.tool for lane in self.lanes if lane.tool.is_routed)
         tools_per_text = self.settings.corpus.tools_per_text
         if not tools_per_text or len(routed_tools) <= tools_per_text:
             return ()
         return routed_tools
 
     @cached_property
-    def routing(self) -> str:
-        """Return what determines how the routed tools are ranked; computed once for all lanes."""
-        return compute_ranking_identity(self.routed)
+    def tool_ranking_identity(self) -> str:
+        """Everything that determines how the routed tools are ranked for a text. Computed once for all lanes."""
+        return compute_ranking_identity(self.routed_tools)
 
     @property
-    def all_lanes(self) -> tuple[Lane, ...]:
-        """The lanes of all rounds; C* holds the calls of all."""
-        return tuple(chain.from_iterable(project.lanes for project in self.projects))
+    def lanes_of_all_rounds(self) -> tuple[Lane, ...]:
+        """The lanes of all rounds up to this one. The augmented corpus C* contains the calls of all of them."""
+        return tuple(chain.from_iterable(plan.lanes for plan in self.plans_by_round))
 
-    def lane_of(self, tool: Tool) -> Lane:
-        """Return the lane of a tool in this round. Raises StopIteration where it has none."""
+    def get_lane_of_tool(self, tool: Tool) -> Lane:
+        """Return the lane of a tool in this round.
+
+        Raises:
+            StopIteration: The tool has no lane in this round.
+        """
         return next(lane for lane in self.lanes if lane.tool.key == tool.key)
 
     @property
-    def lane_names(self) -> dict[str, str]:
-        """The key of each lane whose calls C* holds -> its tool's name in the text: {"calculator": "Calculator"}."""
-        return {lane.key: lane.tool.name for lane in self.all_lanes}
+    def tool_name_by_lane_key(self) -> dict[str, str]:
+        """The name of the tool in texts by the key of its lane, in all rounds: {"calculator": "Calculator"}."""
+        return {lane.key: lane.tool.name for lane in self.lanes_of_all_rounds}
 
     @property
-    def stamps(self) -> dict[str, dict[str, Any]]:
-        """Return what tells that a shard changed, by its name: a file's size and time, or a data set's revision."""
-        return {name: shard.stamp() for name, shard in self.shards.items()}
+    def stamp_by_shard(self) -> dict[str, dict[str, Any]]:
+        """Values that differ after a shard has changed, by its name: the size and time of a file, or a revision."""
+        return {name: shard.read_stamp() for name, shard in self.shards_by_name.items()}
 
     @cached_property
-    def shards(self) -> Mapping[str, Shard]:
+    def shards_by_name(self) -> Mapping[str, Shard]:
         """The shards of the corpus by name, listed at the first use.
 
         If `corpus.first` limits the corpus to its first shards, the shards that an earlier run has read stay as well.
@@ -636,26 +707,31 @@ class Plan:
             SettingsError: A pattern of the settings matches no file.
             HubError: The data set of the Hugging Face hub cannot be used.
         """
-        list_files = list_hub_files if self.settings.corpus.hub else shard_files
+        corpus = self.settings.corpus
+        list_files = list_hub_files if corpus.hub else list_shard_files
         all_shards: dict[str, Shard] = {shard.name: shard for shard in list_files(self.settings)}
 
-        if self.settings.corpus.first is None:
+        if corpus.first is None:
             return all_shards
-        return self._select_first_or_read(all_shards, self.settings.corpus.first)
+        return self._select_first_or_read(all_shards, corpus.first)
 
-    def _select_first_or_read(self, shards: Mapping[str, Shard], count: int) -> dict[str, Shard]:
-        """Select the first `count` shards, and the shards that an earlier run has read."""
-        first_names = list(shards)[:count]
-        read_names = self.lake.table("ccnet/raw_shards").parts()
+    def _select_first_or_read(self, shards_by_name: Mapping[str, Shard], first_count: int) -> dict[str, Shard]:
+        """Select the first `first_count` shards, and all shards that an earlier run has read."""
+        first_names = list(shards_by_name)[:first_count]
+        read_names = self.lake.get_table("ccnet/raw_shards").list_part_names()
         selected_names = {*first_names, *read_names}
-        return {name: shard for name, shard in shards.items() if name in selected_names}
+        return {name: shard for name, shard in shards_by_name.items() if name in selected_names}
 
     @cached_property
-    def conversations(self) -> Mapping[str, ConversationShard]:
-        """Return the shards of recorded conversations (`traces.source`) by name, listed once. Raises UserError."""
-        return conversation_shards(self.settings.traces.source, self.lake.storage)
+    def conversation_shards_by_name(self) -> Mapping[str, ConversationShard]:
+        """The shards of recorded conversations (`traces.source`) by name, listed at the first use.
+
+        Raises:
+            UserError: A source is neither a file, nor a folder with such files, nor a data set.
+        """
+        return collect_conversation_shards(self.settings.traces.source, self.lake.storage)
 
     @property
-    def conversation_stamps(self) -> dict[str, dict[str, Any]]:
-        """Return what tells that a shard of conversations changed, by its name."""
-        return {name: shard.stamp() for name, shard in self.conversations.items()}
+    def stamp_by_conversation_shard(self) -> dict[str, dict[str, Any]]:
+        """Values that differ after a shard of conversations has changed, by its name."""
+        return {name: shard.read_stamp() for name, shard in self.conversation_shards_by_name.items()}

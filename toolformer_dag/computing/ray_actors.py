@@ -18,7 +18,7 @@ from toolformer_dag.computing.chunks import (
     ChunkServer,
     ChunkWorker,
     Executor,
-    TablesOf,
+    TablesBuilder,
     Task,
     Whereabouts,
 )
@@ -26,78 +26,115 @@ from toolformer_dag.computing.cluster_shares import ClusterError, Share, compute
 from toolformer_dag.settings.sections import Settings
 
 
-def build_ray_executor(settings: Settings, tables_of: TablesOf) -> Executor:
-    """Return what starts and watches workers on the Ray cluster at `execution.address`: actors, processes of it.
+def build_ray_executor(settings: Settings, build_tables: TablesBuilder) -> Executor:
+    """Build an executor that computes on the Ray cluster at `execution.address`. Its workers are actors (processes).
 
-    Raises ClusterError where there is no cluster or no room; `Executor.count` raises it too, once no machine is left.
+    Its `count_workers` counts anew at each call, because machines come and go. It raises ClusterError once no machine
+    is left.
+
+    Args:
+        settings: The settings of the run.
+        build_tables: Builds the tables of a plan. Each worker calls it for itself.
+
+    Raises:
+        ClusterError: There is no cluster, or no worker fits in it.
     """
-    ray = _connect(settings.execution.address)
-    actor_class = _build_actor_class(ray, _compute_worker_share(ray, settings))
+    ray = _connect_to_cluster(settings.execution.address)
+    worker_share = _compute_worker_share(ray, settings)
+    actor_class = _build_actor_class(ray, worker_share)
     return Executor(
-        count=lambda: _compute_worker_share(ray, settings).count,  # counted anew at each call: machines come and go
-        start=partial(_start_actor, ray, actor_class, (settings, tables_of)),
-        deaths=(ray.exceptions.RayActorError,),
-        lost=partial(_is_machine_lost, ray),
+        count_workers=lambda: _compute_worker_share(ray, settings).worker_count,
+        start_worker=partial(_start_actor, ray, actor_class, (settings, build_tables)),
+        death_exceptions=(ray.exceptions.RayActorError,),
+        is_machine_lost=partial(_is_machine_lost, ray),
     )
 
 
 def _build_actor_class(ray: Any, share: Share) -> Any:
-    """Return the class whose instances are workers of the cluster, each with its share of cores and GPUs."""
-    as_actor = ray.remote(
+    """Build the class whose instances are workers of the cluster, which Ray calls actors.
+
+    Args:
+        ray: The module `ray`, connected to the cluster.
+        share: The number of cores and GPUs that each worker reserves.
+    """
+    to_actor_class = ray.remote(
         scheduling_strategy="SPREAD",
-        num_cpus=share.cpus,
-        num_gpus=share.gpus,
-        max_restarts=0,  # with restarts, Ray tells the death of a process just as it tells the loss of a machine
+        num_cpus=share.cpus_per_worker,
+        num_gpus=share.gpus_per_worker,
+        max_restarts=0,  # with restarts, the death of a process could not be told from the loss of a machine
     )
-    return as_actor(ChunkServer)
+    return to_actor_class(ChunkServer)
 
 
 def _compute_worker_share(ray: Any, settings: Settings) -> Share:
-    """Return how many workers the machines alive now have room for, with the cores and GPUs of each.
+    """Compute how many workers fit on the machines that are alive now, and how many cores and GPUs each reserves.
 
-    Raises ClusterError.
+    Raises:
+        ClusterError: No worker fits on any of them.
     """
-    return compute_share([node["Resources"] for node in ray.nodes() if node["Alive"]], settings)
+    node_resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return compute_share(node_resources, settings)
 
 
-def _start_actor(ray: Any, actor_class: Any, arguments: tuple[Settings, TablesOf]) -> ChunkWorker:
-    """Begin an actor with a ChunkServer of these arguments; Ray chooses the machine."""
-    handle = actor_class.remote(*arguments)
-    started: Future[Whereabouts] = handle.__ray_call__.remote(_get_whereabouts).future()
-    return Actor(ray, handle, started)
+def _start_actor(ray: Any, actor_class: Any, server_arguments: tuple[Settings, TablesBuilder]) -> ChunkWorker:
+    """Start an actor, which is a worker process, on a machine that Ray chooses.
+
+    Args:
+        ray: The module `ray`, connected to the cluster.
+        actor_class: The class of the actor: a ChunkServer as Ray wraps it.
+        server_arguments: The arguments of ChunkServer.
+    """
+    handle = actor_class.remote(*server_arguments)
+    start_future: Future[Whereabouts] = handle.__ray_call__.remote(_get_whereabouts).future()
+    return Actor(ray, handle, start_future)
 
 
 def _is_machine_lost(ray: Any, worker: ChunkWorker, death: Exception) -> bool:
-    """Return whether an actor (a worker process of a Ray cluster) died because its machine was lost."""
+    """Return whether an actor (a worker process of a Ray cluster) died because its machine was lost.
+
+    Args:
+        ray: The module `ray`, connected to the cluster.
+        worker: The actor, which has started before.
+        death: The exception by which its death was noticed.
+    """
+    # Ray cannot reach the actor, and does not know whether it is alive: its machine counts as lost.
     if isinstance(death, ray.exceptions.ActorUnavailableError):
         return True
+
     alive_machines = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    return worker.started.result().machine not in alive_machines
+    return worker.start_future.result().machine_id not in alive_machines
 
 
 def _get_whereabouts(server: ChunkServer) -> Whereabouts:
-    """Return where an actor runs; called in its process. The name is the process id and the host."""
+    """Return on which machine an actor runs. This is called in the process of the actor.
+
+    Its name for people consists of the process id and the host: "4711 on node7".
+
+    Args:
+        server: The object that the actor wraps. It is not used.
+    """
     import ray
 
-    machine = ray.get_runtime_context().get_node_id()
-    return Whereabouts(machine, name=f"{os.getpid()} on {socket.gethostname()}")
+    machine_id = ray.get_runtime_context().get_node_id()
+    return Whereabouts(machine_id, display_name=f"{os.getpid()} on {socket.gethostname()}")
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A worker on a machine of the cluster.
+    """A worker process on a machine of a Ray cluster. See the protocol ChunkWorker for its methods.
 
-    - `ray`: the module, which is imported late
-    - `handle`: Ray's handle of the actor, a ChunkServer
-    - `started`: see ChunkWorker
+    Attributes:
+        ray: The module `ray`, which is imported only when it is needed.
+        handle: Ray's handle of the process, which runs a ChunkServer.
+        start_future: Done when the process has started, or has died before.
     """
 
     ray: Any
     handle: Any
-    started: Future[Whereabouts]
+    start_future: Future[Whereabouts]
 
     def __str__(self) -> str:
-        return f"actor {self.started.result().name}"
+        return f"actor {self.start_future.result().display_name}"
 
     def submit(self, task: Task) -> "Future[ChunkAnswer]":
         """See ChunkWorker."""
@@ -109,10 +146,14 @@ class Actor:
         self.ray.kill(self.handle)
 
 
-def _connect(address: str) -> Any:
-    """Import Ray, connect it to the cluster at `address` until this process ends, and return the module.
+def _connect_to_cluster(address: str) -> Any:
+    """Import Ray, connect it to a cluster until this process ends, and return the module.
 
-    Raises ClusterError where Ray is not installed or no cluster answers.
+    Args:
+        address: The setting `execution.address`: "auto" for a cluster on this machine, or a host and port.
+
+    Raises:
+        ClusterError: Ray is not installed, or no cluster answers.
     """
     if find_spec("ray") is None:
         raise ClusterError("execution.engine = 'ray' needs Ray: pip install -c constraints.txt -e '.[ray]'")
@@ -131,6 +172,15 @@ def _connect(address: str) -> Any:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError where nothing listens at HOST:PORT, and ValueError for another form; Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=10).close()
+    """Check that something listens at an address. Otherwise, Ray would try to connect for minutes.
+
+    Args:
+        address: "HOST:PORT" or "ray://HOST:PORT".
+
+    Raises:
+        OSError: Nothing listens there.
+        ValueError: The address has another form.
+    """
+    url, _, port = address.rpartition(":")
+    host = url.removeprefix("ray://")
+    socket.create_connection((host, int(port)), timeout=10).close()

@@ -1,4 +1,4 @@
-"""What steps spend on the model and the tools. Each step, also one that failed, is a row of the lake's table COSTS."""
+"""What steps spend on the model and the tools: each step, also one that failed, is a row of the table COSTS_TABLE."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -8,19 +8,21 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.lake.record import record
+from toolformer_dag.lake.record import build_record
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.settings.setting_types import ASSET_GROUPS
+from toolformer_dag.settings.setting_types import NON_LANE_GROUPS
 
-NO_TOKENS = ("passes", "decoding_steps")
-"""What the engine counts that is no number of tokens."""
+NON_TOKEN_KINDS = ("passes", "decoding_steps")
+"""What an engine counts apart from tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Tokens that went through the model, and tool calls that were made; counted as in COST_COLUMNS.
+    """How much was spent so far. Two can be added, and an earlier count can be subtracted from a later one.
 
-    Two can be added, and the earlier of two counts subtracted from the later.
+    Attributes:
+        tokens: The number of tokens that went through the model.
+        calls: The number of tool calls that were made.
     """
 
     tokens: int = 0
@@ -36,13 +38,17 @@ class Spent:
         return f"{self.tokens:,} tokens went through the model, {self.calls:,} tool calls were made"
 
 
-def token_count(counts: Mapping[str, int]) -> int:
-    """Return the sum of an engine's counts (kind -> number) without those of NO_TOKENS."""
-    return sum(count for kind, count in counts.items() if kind not in NO_TOKENS)
+def sum_token_counts(counts_by_kind: Mapping[str, int]) -> int:
+    """Return how many tokens an engine has processed.
+
+    Args:
+        counts_by_kind: All counts of the engine. Those of NON_TOKEN_KINDS are left out.
+    """
+    return sum(count for kind, count in counts_by_kind.items() if kind not in NON_TOKEN_KINDS)
 
 
-COSTS = "warehouse/costs"
-"""The lake's table of costs; a part per asset, so that an asset's next row rewrites no other's."""
+COSTS_TABLE = "warehouse/costs"
+"""The lake's table of costs. It has a part per asset, so that a new row of an asset rewrites no others."""
 COST_COLUMNS = {
     "run": (pl.String(), "id of the run, as Dagster shows it"),
     "ended": (pl.Datetime("us", "UTC"), "when the step ended"),
@@ -69,7 +75,16 @@ _COST_SCHEMA = {name: dtype for name, (dtype, _) in COST_COLUMNS.items()}
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step of a run cost; see COST_COLUMNS."""
+    """What a step of a run cost.
+
+    Attributes:
+        seconds: How long it took.
+        tokens: The number of tokens that went through the model.
+        calls: The number of tool calls that were made.
+        computed: The number of rows that were computed. None outside of the stages.
+        reused: The number of rows that an earlier run had computed. None outside of the stages.
+        failed: Whether the step failed or was interrupted.
+    """
 
     seconds: float
     tokens: int = 0
@@ -79,40 +94,60 @@ class StepCost:
     failed: bool = False
 
 
-def lane_of(lake: Lake, asset: str) -> str | None:
-    """Return the key of the lane of an asset such as "calculator/loss_deltas"; None where it belongs to no lane."""
-    group, _, _ = asset.rpartition("/")
-    is_lane = group.removesuffix(lake.suffix) not in ASSET_GROUPS
+def find_lane_key(lake: Lake, asset_name: str) -> str | None:
+    """Find the lane (a tool with its settings) to which an asset belongs.
+
+    Returns:
+        The key of the lane, such as "calculator" for "calculator/loss_deltas". None if the asset belongs to no lane.
+    """
+    group, _, _ = asset_name.rpartition("/")
+    is_lane = group.removesuffix(lake.round_suffix) not in NON_LANE_GROUPS
     return group if is_lane else None
 
 
-def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
-    """Add a row with the cost of a step that ends now to the costs of an asset, such as "calculator/loss_deltas".
+def add_cost(lake: Lake, run_id: str, asset_name: str, step_cost: StepCost) -> None:
+    """Add a row with the cost of a step, which ends now, to the lake's table of costs.
 
-    run: the id of the Dagster run. Raises WriteError. A step that is killed adds no row.
+    Args:
+        lake: The lake.
+        run_id: The id of the Dagster run.
+        asset_name: The name of the asset that the step has materialized, such as "calculator/loss_deltas".
+        step_cost: What the step cost.
+
+    Raises:
+        WriteError: The table cannot be written.
     """
     row = {
-        "run": run,
+        "run": run_id,
         "ended": datetime.now(UTC),
-        "stage": asset.rpartition("/")[2],
-        "tool": lane_of(lake, asset),
-        **asdict(cost),
+        "stage": asset_name.rpartition("/")[2],
+        "tool": find_lane_key(lake, asset_name),
+        **asdict(step_cost),
     }
     new_row = pl.DataFrame([row], schema=_COST_SCHEMA)
-    # `revise` calls `revised` with the asset's rows so far, and again where another run has added some meanwhile.
-    lake.table(COSTS).revise(asset, revised=partial(_with_row, new_row), record=_build_record)
+
+    # `append_row` gets the rows of the asset so far, and is called again if another run has added some meanwhile.
+    append_row = partial(_append_distinct_row, new_row)
+    lake.get_table(COSTS_TABLE).revise_part(asset_name, revise_rows=append_row, make_record=_build_record)
 
 
 def _build_record() -> dict[str, Any]:
-    """Return the record of a part of the costs: they depend on no settings and no inputs."""
-    return record(settings={}, inputs={}, stage="costs", tool=None)
+    """Build the record of a part of the costs. They depend on no settings and no inputs."""
+    return build_record(settings={}, inputs={}, stage="costs", tool=None)
 
 
-def _with_row(new_row: pl.DataFrame, rows: pl.DataFrame | None) -> pl.DataFrame:
-    """Add a row to the costs of an asset, if it has some; equal rows, as after a lost answer of the store, count once.
+def _append_distinct_row(new_row: pl.DataFrame, rows_so_far: pl.DataFrame | None) -> pl.DataFrame:
+    """Append a row to the costs of an asset.
 
-    Rows of earlier releases may lack columns, which become null.
+    A row that is there already is not repeated. This happens if the object store has written the row but its answer was
+    lost, so that the row is written again.
+
+    Args:
+        new_row: A frame with the row.
+        rows_so_far: The costs of the asset so far, or None. Columns that they lack, being from an earlier release, are
+            filled with nulls.
     """
-    no_rows = pl.DataFrame(schema=_COST_SCHEMA)  # gives the order of the columns
-    frames = [no_rows, new_row] if rows is None else [no_rows, rows, new_row]
-    return pl.concat(frames, how="diagonal").unique(maintain_order=True)
+    no_rows = pl.DataFrame(schema=_COST_SCHEMA)  # determines the order of the columns
+    frames = [no_rows, new_row] if rows_so_far is None else [no_rows, rows_so_far, new_row]
+    all_rows = pl.concat(frames, how="diagonal")
+    return all_rows.unique(maintain_order=True)

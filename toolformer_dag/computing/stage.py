@@ -21,28 +21,28 @@ from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.shown import LogLine, Shown
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.files import UserError, as_json
+from toolformer_dag.files import UserError, encode_json
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.manifest import Pointer
-from toolformer_dag.lake.record import STORES
-from toolformer_dag.lake.record import record as output_record
+from toolformer_dag.lake.record import STORES_FIELD
+from toolformer_dag.lake.record import build_record as build_output_record
 from toolformer_dag.lake.session import News
-from toolformer_dag.lake.table import WHOLE, DamagedPart, Table, format_part_phrase
-from toolformer_dag.lake.warehouse_table import ROWS, WarehouseTable
+from toolformer_dag.lake.table import WHOLE_TABLE_PART, DamagedPart, Table, format_part_phrase
+from toolformer_dag.lake.warehouse_table import ALL_ROWS_SQL, WarehouseTable
 
-Rejected = Counter[tuple[str, str]]
-"""(shard, reason) -> how many documents, texts or calls were left out."""
-REJECTIONS = "rejections"
-"""The field of a part's record that holds what was left out (`encoded`)."""
-VIOLATIONS = "violations"
+RejectionCounts = Counter[tuple[str, str]]
+"""How many documents, texts or calls were left out, by shard and reason."""
+REJECTIONS_FIELD = "rejections"
+"""The field of a part's record that holds what was left out, as `encode_rejections` returns it."""
+VIOLATIONS_FIELD = "violations"
 """The field of a part's record that holds the number of rows that fail a check, by check."""
-MADE_BY = "stage"
-"""The field of a part's record that says which stage left out what REJECTIONS counts."""
-RETRY = "retry"
+MADE_BY_FIELD = "stage"
+"""The field of a part's record that says which stage left out what REJECTIONS_FIELD counts."""
+RETRY_FIELD = "retry"
 """The field of a part's record that says why the next run computes it again although nothing changed; null for most."""
-BY_SHARD = "by_shard"
+BY_SHARD_FIELD = "by_shard"
 """The field of the record of a table over all shards that holds a fingerprint of what concerns each shard."""
-BACKENDS = "backends"
+BACKENDS_FIELD = "backends"
 """The field of a part's record that names the backends that computed the rows that the run did not reuse."""
 
 
@@ -50,67 +50,85 @@ BACKENDS = "backends"
 class Column:
     """A column of a stage's table.
 
-    - `dtype`: its polars type
-    - `description`: what it says, in a line; the warehouse shows it as a comment
-    - `sql`: the expression by which the column follows from the columns before it; None where the stage makes it
-    - `optional`: whether the stage may make rows without it, which then have null
+    Attributes:
+        dtype: Its Polars type.
+        description: What it says, in a line. The warehouse shows it as a comment.
+        sql_expression: The SQL expression that computes the column from the columns before it. None if the stage makes
+            the column itself.
+        is_optional: Whether the stage may make rows without the column, which is null then.
     """
 
     dtype: pl.DataType
     description: str
-    sql: str | None = None
-    optional: bool = False
+    sql_expression: str | None = None
+    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """A promise about the rows of a stage's table.
 
-    - `promise`: what holds for every row, in a sentence
-    - `broken`: counts the rows of a frame for which it does not hold
+    Attributes:
+        promise: What holds for every row, in a sentence.
+        count_broken_rows: Counts the rows of a frame for which it does not hold.
     """
 
     promise: str
-    broken: Callable[[pl.DataFrame, "TableOutput"], int]
+    count_broken_rows: Callable[[pl.DataFrame, "TableOutput"], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """What the computation of a table, a part or a chunk cost.
 
-    - `tokens`: tokens that went through the model, by kind
-    - `computed`, `reused`: rows that were computed, and rows that an earlier run had stored, by kind, such as samples
-    - `damaged`: files that were set aside, with reasons
-    - `backends`: `Backend.identity` of the backends that computed
-    - `news`: what a worker process has made; the sum of two works has none
+    Two can be added. The sum has no `news`.
+
+    Attributes:
+        tokens_by_kind: How many tokens went through the model, by kind.
+        computed_rows_by_kind: How many rows were computed, by kind, such as samples.
+        reused_rows_by_kind: How many rows an earlier run had computed and stored.
+        damage_messages: A sentence for each damaged file that was set aside.
+        backend_identities: The identities of the backends (what runs the model) that computed rows.
+        news: What a worker in another process has written to the lake.
     """
 
-    tokens: Counter[str] = field(default_factory=Counter)
-    computed: Counter[str] = field(default_factory=Counter)
-    reused: Counter[str] = field(default_factory=Counter)
-    damaged: tuple[str, ...] = ()
-    backends: frozenset[str] = frozenset()
+    tokens_by_kind: Counter[str] = field(default_factory=Counter)
+    computed_rows_by_kind: Counter[str] = field(default_factory=Counter)
+    reused_rows_by_kind: Counter[str] = field(default_factory=Counter)
+    damage_messages: tuple[str, ...] = ()
+    backend_identities: frozenset[str] = frozenset()
     news: tuple[News, ...] = ()
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
-            self.tokens + other.tokens,
-            self.computed + other.computed,
-            self.reused + other.reused,
-            (*self.damaged, *other.damaged),
-            self.backends | other.backends,
+            self.tokens_by_kind + other.tokens_by_kind,
+            self.computed_rows_by_kind + other.computed_rows_by_kind,
+            self.reused_rows_by_kind + other.reused_rows_by_kind,
+            (*self.damage_messages, *other.damage_messages),
+            self.backend_identities | other.backend_identities,
         )
 
 
 class StaleInput(UserError):
-    """An input was published anew after another input had been made from it.
+    """An input was published anew after another input had been made from it."""
 
-    table, part: what cannot be made. what: which input was made from something else. asset: that input.
-    """
+    def __init__(self, table_name: str, part: str, mismatch: str, asset_name: str) -> None:
+        """Build the error message.
 
-    def __init__(self, table: str, part: str, what: str, asset: str) -> None:
+        Example: "calculator/chained_candidates, shard 'en_head_0000': calls that were not run; materialize
+        calculator/tool_results first, or all with `toolformer-dag stale --run`".
+
+        Args:
+            table_name: The table that cannot be made.
+            part: The part of the table. If the table has a single part, the message does not name it.
+            mismatch: Which input was made from other rows than the present ones, as a phrase, such as "calls that were
+                not run".
+            asset_name: This input, which has to be made again, such as "calculator/tool_results".
+        """
         where = format_part_phrase(", shard", part)
-        super().__init__(f"{table}{where}: {what}; materialize {asset} first, or all with `toolformer-dag stale --run`")
+        super().__init__(
+            f"{table_name}{where}: {mismatch}; materialize {asset_name} first, or all with `toolformer-dag stale --run`"
+        )
 
 
 class UnusableRows(Exception):
@@ -121,238 +139,256 @@ class UnusableRows(Exception):
 class PartRows:
     """The rows of a part, and what belongs into its record. It has two states.
 
-    - Until `frames` has been iterated over, once and to its end: `rejected` and `facts` may still be filled, because a
-      stage may hand out frames that it makes one by one, and count what it leaves out meanwhile. Nobody reads them.
-    - After that they are complete. `TableOutput.publish`, which iterates over the frames, reads them then.
+    - Until `frames` has been iterated over, once and to its end, `rejection_counts` and `record_fields` may be
+      incomplete, because a stage may make its frames one by one and count meanwhile what it leaves out. Nobody reads
+      them yet.
+    - After that, they are complete. `TableOutput.publish`, which iterates over the frames, reads them then.
 
-    Fields:
-
-    - `frames`: the rows, in any number of frames, of which there may be none. Where the iteration ends with
-      UnusableRows, the part is published without rows, and with `rejected` and `facts` as they are then.
-    - `rejected`: what was left out
-    - `stores`: the names of the row stores (computed rows) that the rows come from, which `clean` then keeps
-    - `facts`: further fields of the record, such as RETRY
-    - `beside`: the rows of this part in tables that are published with it, by their name in `Stage.beside`
+    Attributes:
+        frames: The rows, in any number of frames. If the iteration ends with UnusableRows, the part is published
+            without rows, and with `rejection_counts` and `record_fields` as they are then.
+        rejection_counts: What was left out.
+        store_names: The names of the row stores (computed rows) from which the rows come. The command `clean` keeps
+            them.
+        record_fields: Further fields of the record, such as RETRY_FIELD.
+        sibling_rows_by_table: The rows of this part in the tables that are published together with this one, by the
+            name of the table in `Stage.sibling_table_names`.
     """
 
     frames: Iterable[pl.DataFrame]
-    rejected: Rejected = field(default_factory=Counter)
-    stores: Sequence[str] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    beside: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    rejection_counts: RejectionCounts = field(default_factory=Counter)
+    store_names: Sequence[str] = ()
+    record_fields: Mapping[str, Any] = field(default_factory=dict)
+    sibling_rows_by_table: Mapping[str, pl.DataFrame] = field(default_factory=dict)
 
 
 class Chunk(NamedTuple):
     """The work that a worker computes and commits at once.
 
-    - `units`: how many texts or calls it has, for progress
-    - `payload`: what `ByChunk.compute` gets, and what travels to a worker process
-    - `tokens`: about how many tokens the model will run for it
+    Attributes:
+        unit_count: How many texts or calls it has, to show progress.
+        payload: What to compute, as the stage itself describes it. It is sent to the worker process.
+        estimated_tokens: Roughly how many tokens the model will process for it.
     """
 
-    units: int
+    unit_count: int
     payload: Any
-    tokens: float = 0.0
+    estimated_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The chunks that compute the missing rows of a part; `work` counts the rows to compute and those to reuse."""
+    """The plan of how to compute the missing rows of a part.
+
+    Attributes:
+        chunks: What workers have to compute.
+        work: Counts the rows to compute, and the stored rows to reuse.
+    """
 
     chunks: Sequence[Chunk]
     work: Work
 
 
-Claimed = dict[str, list[pl.DataFrame]]
-"""Per row store: keys already being computed by earlier, unpublished shards of this run, a frame per shard in order.
+ClaimedKeys = dict[str, list[pl.DataFrame]]
+"""For each row store, the keys of the rows that unpublished shards of this run compute: a frame per shard, in order.
 
-`stored_rows.claim` adds to it, `stored_rows.release` removes what was published.
+`claim_keys` adds to it, and `release_earliest_keys` removes the keys of a shard that was published.
 """
-Rows = Callable[[Worker, "TableOutput", str], PartRows]
-"""Makes or reads the rows of the part of that name."""
+RowsMaker = Callable[[Worker, "TableOutput", str], PartRows]
+"""Makes or reads the rows of a part, given the worker, the table and the name of the part."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByShard:
-    """Each part is one chunk: a worker makes the rows of a shard and publishes them."""
+    """Each part is one chunk. A worker makes the rows of the part, which is a shard, and publishes them.
 
-    rows: Rows
+    Attributes:
+        make_rows: Makes the rows, in a worker.
+    """
+
+    make_rows: RowsMaker
 
 
 @dataclass(frozen=True, slots=True)
 class ByChunk:
-    """Workers compute the missing rows of a part in chunks and store them; the part is then read from stored rows.
+    """Workers compute the missing rows of a part in chunks and store them. The part is then read from stored rows.
 
-    - `chunks`: plans a part, in the process of the run; gets and changes what earlier shards have claimed
-    - `compute`: computes the payload of a chunk and appends to row stores, in a worker; returns what that cost
-    - `rows`: reads the part from the row stores, in the process of the run
+    Attributes:
+        plan_part: Plans the chunks of a part, in the process of the run. It adds the keys of the rows to compute to
+            those that earlier shards have claimed.
+        compute_chunk: Computes the payload of a chunk in a worker, and stores the rows. Returns what that cost.
+        make_rows: Reads the rows of the part from the row stores, in the process of the run.
     """
 
-    chunks: "Callable[[Worker, TableOutput, str, Claimed], Planned]"
-    compute: "Callable[[Worker, TableOutput, Any], Work]"
-    rows: Rows
+    plan_part: "Callable[[Worker, TableOutput, str, ClaimedKeys], Planned]"
+    compute_chunk: "Callable[[Worker, TableOutput, Any], Work]"
+    make_rows: RowsMaker
 
 
 @dataclass(frozen=True, slots=True)
 class ByPart:
-    """The process of the run makes one part after the other."""
+    """The process of the run makes one part after the other.
 
-    rows: Rows
+    Attributes:
+        make_rows: Makes the rows of a part.
+    """
+
+    make_rows: RowsMaker
 
 
 @dataclass(frozen=True, slots=True)
 class ByParts:
-    """The process of the run makes small parts together, since one by one they cost more than their rows.
+    """The process of the run makes several small parts together, because making each alone is slow.
 
-    `rows` returns the rows of each of the parts that it gets.
+    Attributes:
+        make_rows: Makes the rows of parts, and returns them by the name of the part.
     """
 
-    rows: "Callable[[Worker, TableOutput, Sequence[str]], Mapping[str, PartRows]]"
+    make_rows: "Callable[[Worker, TableOutput, Sequence[str]], Mapping[str, PartRows]]"
 
 
 @dataclass(frozen=True, slots=True)
 class InWarehouse:
-    """A stage's table in the warehouse, where it differs from the lake's.
+    """How a stage's table in the warehouse, a DuckDB database, differs from its table in the lake.
 
-    - `name`: its name there; empty where that is the stage's
-    - `hidden`: columns of the lake that it lacks
-    - `added`: columns that it has beside them, with the SQL that computes them
-    - `select`: the query over `rows` that makes its rows; it is not read where columns are hidden
-    - `keeps_places`: whether its rows must keep their places in the file, see `WarehouseTable`
+    Attributes:
+        name: Its name in the warehouse. Empty if that is the name of the stage.
+        hidden_columns: The columns of the lake that it lacks.
+        added_columns: The columns that it has in addition, with the SQL that computes them.
+        select_query: The SQL query that makes its rows from those in the lake, which are called `rows`. It is not used
+            if columns are hidden.
+        keeps_places: Whether its rows must keep their numbers in the file (`WarehouseTable.keeps_row_numbers`).
     """
 
     name: str = ""
-    hidden: tuple[str, ...] = ()
-    added: Mapping[str, Column] = field(default_factory=dict)
-    select: str = ROWS
+    hidden_columns: tuple[str, ...] = ()
+    added_columns: Mapping[str, Column] = field(default_factory=dict)
+    select_query: str = ALL_ROWS_SQL
     keeps_places: bool = False
 
 
 def _return_nothing(output: "TableOutput") -> tuple[()]:
-    """Return nothing to say, or to call."""
+    """Return an empty tuple: the stage has nothing to say, and calls no tools."""
     return ()
 
 
 def _show_nothing(output: "TableOutput") -> Shown:
-    """Return nothing to show."""
+    """Return an empty mapping: the stage has nothing to show."""
     return {}
 
 
 def _refuse_nothing(output: "TableOutput") -> None:
-    """Let the run go on."""
+    """Return None: the stage never ends a run."""
     return
 
 
 @dataclass(frozen=True, slots=True)
 class StageAsset:
-    """What the asset of a stage shows and does beside what the asset of every table does.
+    """What the asset of a stage shows and does in addition to what the asset of every table does.
 
-    All of it is optional, takes the stage's TableOutput, and returns plain values:
+    All of it is optional. The functions take the TableOutput of the stage, and return plain values.
 
-    - `shows`: what its page shows, once the table is up to date
-    - `warns`: sentences for the log before anything is computed
-    - `concludes`: lines for the log once the table is up to date
-    - `refuses`: the error with which the run ends after this table, since nothing that follows could find more; None
-      where the run goes on
-    - `calls`: the lanes whose tools the stage calls: what these prepare before their first call comes first
-
-    `keeps_calls`: whether the rows are the calls that a lane keeps; `changes` then tells how many before and after.
+    Attributes:
+        collect_shown_values: Returns what the page of the asset shows, once the table is up to date.
+        list_warnings: Returns sentences for the log, before anything is computed.
+        list_final_log_lines: Returns lines for the log, once the table is up to date.
+        find_fatal_error: Returns the error with which the run ends after this table, because going on would be useless.
+            None if the run goes on.
+        list_called_lanes: Returns the lanes (tools with their settings) whose tools the stage calls. These tools are
+            prepared first.
+        has_kept_calls: Whether the rows are the calls that the filter keeps. The table `changes` then says how many
+            there were before and after.
     """
 
-    shows: Callable[["TableOutput"], Shown] = _show_nothing
-    warns: Callable[["TableOutput"], Sequence[str]] = _return_nothing
-    concludes: Callable[["TableOutput"], Sequence[LogLine]] = _return_nothing
-    refuses: Callable[["TableOutput"], UserError | None] = _refuse_nothing
-    calls: Callable[["TableOutput"], Iterable[Lane]] = _return_nothing
-    keeps_calls: bool = False
+    collect_shown_values: Callable[["TableOutput"], Shown] = _show_nothing
+    list_warnings: Callable[["TableOutput"], Sequence[str]] = _return_nothing
+    list_final_log_lines: Callable[["TableOutput"], Sequence[LogLine]] = _return_nothing
+    find_fatal_error: Callable[["TableOutput"], UserError | None] = _refuse_nothing
+    list_called_lanes: Callable[["TableOutput"], Iterable[Lane]] = _return_nothing
+    has_kept_calls: bool = False
 
 
 class Shard(Protocol):
-    """What a part of a sharded table is made from: files, or rows of a data set."""
+    """What a part of a table is made from, if the table has a part per shard: files, or rows of a data set."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it lies, for messages."""
 
-    def stamp(self) -> Mapping[str, Any]:
-        """Return what tells that it changed, such as size and time."""
+    def read_stamp(self) -> Mapping[str, Any]:
+        """Return values that differ after the shard has changed, such as the size and time of a file."""
 
 
 def _get_corpus_shards(plan: Plan) -> Mapping[str, Shard]:
     """Return the shards of the corpus."""
-    return plan.shards
+    return plan.shards_by_name
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The declaration of a stage.
+    """The declaration of a stage, which is a step of the method.
 
-    What it is:
+    A part of its table is made again if its settings or its inputs are not the ones in its record anymore.
 
-    - `name`: of the stage, and the last part of the name of its tables
-    - `group`: the first part of the name of its table, such as "ccnet"; None for a stage of lanes, which has a table
-      per lane, such as "calculator/loss_deltas"
-    - `description`: what a row is, in a line
-    - `columns`: the columns of the table, by name, in order
-    - `key`: the columns that tell rows apart; a part with a key twice violates the check `unique_keys`
-    - `checks`: promises about the rows, by name
-    - `volatile`: columns that measure a run, such as seconds, and do not count in the data version
-    - `in_warehouse`: how its table in the warehouse differs
-    - `asset`: what its asset shows and does beside what the asset of every table does
-
-    How its rows are made:
-
-    - `make`: who makes the rows of a part, and in which pieces: ByShard, ByChunk, ByPart or ByParts
-    - `sharded`: whether the table has a part per shard; else it has one part, WHOLE
-    - `shards`: the shards by name, of a plan: those of the corpus, or others such as files of conversations
-    - `shared`: whether other plans over the lake have shards of their own in the table: they stay, whatever this plan
-      has
-    - `pool`: what it needs alone: runs that need the same wait for each other. Each lane has a pool "tools" of its own
-    - `kinds`: what Dagster shows beside the asset
-
-    What a part depends on. It is made again when what its record says of `settings` or of the inputs is another:
-
-    - `settings`: a function of (plan, lane) that returns what determines the rows beside other tables: settings,
-      prompts, versions of code, constants of the method, SQL text. The lane is None for a stage of all lanes. The
-      columns are added
-    - `reads`: the names of the tables that it reads, or a function of (plan, lane) that returns them. They come before
-      it in the asset graph. A bare name is a table of the same lane, "*/name" that of every lane, "group/name" itself
-    - `inputs`: which versions are compared. Empty: those of all that it reads, of the same part where it is sharded. A
-      tuple of names: those of these tables alone, because the others follow from them or do not change its rows. A
-      function: it gets the TableOutput once per update, and returns the function that computes the inputs of a part,
-      such as the size of a file
-    - `inner`: stages of the same lane that are brought up to date before it, and only for it: for what the parts of a
-      sharded table have to know of each other. They are no assets and not in the warehouse
-    - `beside`: names of tables that are published with this one, part for part, by `make` or as `PartRows.beside`. A
-      bare name is a table of the same lane. A part that one of them lacks is made again, and one that is withdrawn here
-      is withdrawn there
+    Attributes:
+        name: The name of the stage, and the last part of the names of its tables.
+        description: What a row is, in a line.
+        columns: The columns of the table by name, in order.
+        key_columns: The columns that tell rows apart. A part that has a key twice violates the check `unique_keys`.
+        collect_settings: Returns what determines the rows apart from other tables: settings, prompts, versions of code,
+            constants of the method, SQL text. It gets the plan, and the lane or None. The columns are added to the
+            result.
+        row_maker: Who makes the rows of a part, and in which pieces: ByShard, ByChunk, ByPart or ByParts.
+        reads: The names of the tables that it reads, which come before it in the asset graph, or a function of the plan
+            and the lane that returns them. "loss_deltas" is a table of the same lane, "*/loss_deltas" this table of
+            every lane, and "ccnet/documents" a full name.
+        inputs: Which versions are compared with the record. Empty for all tables that it reads, the same part of each
+            if it is sharded. A tuple of names for these tables alone, if the others follow from them or do not change
+            its rows. A function is called with the TableOutput once per update, and returns the function that computes
+            the inputs of a part, such as the size of a file.
+        inner_stages: Stages of the same lane that are brought up to date before it, and only for it. They compute what
+            the parts of a sharded table have to know of each other. They are neither assets nor in the warehouse.
+        group: The first part of the name of its table, such as "ccnet". None if the stage has a table for each lane,
+            such as "calculator/loss_deltas".
+        is_sharded: Whether the table has a part per shard. Otherwise it has the single part WHOLE_TABLE_PART.
+        shards: Returns the shards of a plan by name: those of the corpus, or others such as files of conversations.
+        shared: Whether other plans over the lake have shards of their own in the table. These are never removed.
+        pool: The resource that only one run at a time may use. Each lane has its own pool "tools".
+        kinds: The labels that Dagster shows beside the asset.
+        volatile_columns: The columns that measure a run, such as seconds, and do not count in the data version.
+        checks: Promises about the rows, by name.
+        sibling_table_names: The names of tables that are published together with this one, part for part. A name
+            without a group is a table of the same lane. A part that one of them lacks is made again, and a part that is
+            withdrawn here is withdrawn there.
+        warehouse_form: How its table in the warehouse differs.
+        asset: What its asset shows and does in addition to what the asset of every table does.
     """
 
     name: str
     description: str
     columns: Mapping[str, Column]
-    key: tuple[str, ...]
-    settings: Callable[[Plan, Any], Mapping[str, Any]]
-    make: ByShard | ByChunk | ByPart | ByParts
+    key_columns: tuple[str, ...]
+    collect_settings: Callable[[Plan, Any], Mapping[str, Any]]
+    row_maker: ByShard | ByChunk | ByPart | ByParts
     reads: Callable[[Plan, Any], tuple[str, ...]] | tuple[str, ...] = ()
-    inputs: "Callable[[TableOutput], InputsOf] | tuple[str, ...]" = ()
-    inner: "tuple[Stage, ...]" = ()
+    inputs: "Callable[[TableOutput], InputsFinder] | tuple[str, ...]" = ()
+    inner_stages: "tuple[Stage, ...]" = ()
     group: str | None = None
-    sharded: bool = True
+    is_sharded: bool = True
     shards: Callable[[Plan], Mapping[str, Shard]] = _get_corpus_shards
     shared: bool = False
     pool: Literal["gpu", "tools", "lake"] = "lake"
     kinds: frozenset[str] = frozenset({"python", "parquet"})
-    volatile: tuple[str, ...] = ()
+    volatile_columns: tuple[str, ...] = ()
     checks: Mapping[str, Check] = field(default_factory=dict)
-    beside: tuple[str, ...] = ()
-    in_warehouse: InWarehouse = InWarehouse()
+    sibling_table_names: tuple[str, ...] = ()
+    warehouse_form: InWarehouse = InWarehouse()
     asset: StageAsset = StageAsset()
 
     @property
-    def unit(self) -> str:
-        """Return what its progress counts: "shards", "calls" or "texts"."""
-        if not isinstance(self.make, ByChunk):
+    def progress_unit(self) -> str:
+        """What the progress of the stage counts: "shards", "calls" or "texts"."""
+        if not isinstance(self.row_maker, ByChunk):
             return "shards"
         return "calls" if self.pool == "tools" else "texts"
 
@@ -361,39 +397,42 @@ class Stage:
         """The Polars schema of its rows."""
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
 
-    def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def shape_frame(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Bring rows into the form of the table: exactly its columns, in their order.
 
-        Missing optional columns are filled with nulls. Columns that declare `sql` are computed from the others.
+        Missing optional columns are filled with nulls. Columns that declare an SQL expression are computed from the
+        others.
         """
-        complete = self._with_optional_columns(frame)
+        shaped_frame = self._add_optional_columns(frame)
 
+        # One after the other, since a column may be computed from an earlier computed one.
         for name, column in self.columns.items():
-            if column.sql is not None:
-                # One after the other, since a column may be computed from an earlier computed one.
-                computed = pl.sql_expr(column.sql).cast(column.dtype)
-                complete = complete.with_columns(computed.alias(name))
-        return complete.select(self.schema.names())
+            if column.sql_expression is not None:
+                computed_column = pl.sql_expr(column.sql_expression).cast(column.dtype)
+                shaped_frame = shaped_frame.with_columns(computed_column.alias(name))
+        return shaped_frame.select(self.schema.names())
 
-    def _with_optional_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def _add_optional_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Add the optional columns that a frame lacks, filled with nulls."""
         for name, column in self.columns.items():
-            if column.optional and name not in frame.columns:
-                frame = frame.with_columns(pl.lit(None, column.dtype).alias(name))
+            if column.is_optional and name not in frame.columns:
+                null_column = pl.lit(None, column.dtype).alias(name)
+                frame = frame.with_columns(null_column)
         return frame
 
 
-InputsOf = Callable[[str], Mapping[str, Any]]
-"""Returns the inputs of the part of that name, which its record compares: name -> version; null for what is missing."""
+InputsFinder = Callable[[str], Mapping[str, Any]]
+"""Returns the versions of the inputs of a part by name, to compare with its record. None for a missing input."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableOutput:
-    """A stage in a run: a table of the lake and an asset of the graph.
+    """A stage in a run, which is a table of the lake and an asset of the graph.
 
-    - `stage`: what it declares
-    - `plan`: the run
-    - `lane_or_none`: the lane; None for a stage of all lanes
+    Attributes:
+        stage: The declaration of the stage.
+        plan: What the run is made of.
+        lane_or_none: The lane, which is a tool with its settings. None if the stage has one table for all lanes.
     """
 
     stage: Stage
@@ -402,24 +441,24 @@ class TableOutput:
 
     @property
     def lane(self) -> Lane:
-        """The lane; only for a stage that has lanes."""
+        """The lane. Only for a stage that has a table for each lane."""
         assert self.lane_or_none is not None
         return self.lane_or_none
 
     @property
     def group(self) -> str:
-        """The first part of the table's name: "calculator" or "ccnet"."""
+        """The first part of the table's name, such as "calculator" or "ccnet"."""
         return self.stage.group or self.lane.key
 
     @property
     def name(self) -> str:
-        """The name of the table and the asset: "calculator/loss_deltas"."""
-        return self.plan.named(f"{self.group}/{self.stage.name}")
+        """The name of the table and of the asset, such as "calculator/loss_deltas"."""
+        return self.plan.add_round_suffix(f"{self.group}/{self.stage.name}")
 
     @cached_property
     def table(self) -> Table:
         """The table of the lake, published or not."""
-        return self.plan.lake.table(self.name)
+        return self.plan.lake.get_table(self.name)
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -428,11 +467,13 @@ class TableOutput:
         Raises:
             NotPlain: A value cannot be written as JSON.
         """
-        schema = {name: [str(column.dtype), column.sql] for name, column in self.stage.columns.items()}
-        settings = {**self.stage.settings(self.plan, self.lane_or_none), "columns": fingerprint(schema)}
+        schema = {name: [str(column.dtype), column.sql_expression] for name, column in self.stage.columns.items()}
+        collected_settings = self.stage.collect_settings(self.plan, self.lane_or_none)
+        settings = {**collected_settings, "columns": fingerprint(schema)}
 
         # Through JSON, as in a record, where for example tuples become lists.
-        return dict(json.loads(as_json(self.name, settings)))
+        json_text = encode_json(self.name, settings)
+        return dict(json.loads(json_text))
 
     @cached_property
     def code_version(self) -> str:
@@ -440,46 +481,52 @@ class TableOutput:
         return fingerprint(self.settings)
 
     @property
-    def scored(self) -> list[Table]:
-        """The lane's tables of scored calls: of single calls, and of chains where it has some."""
-        return [self.lane_table(name) for name in self.lane.scored]
+    def scored_tables(self) -> list[Table]:
+        """The lane's tables of scored calls: of single calls, and of chains of calls if it has some."""
+        return [self.get_lane_table(name) for name in self.lane.scored_table_names]
 
-    def lane_table(self, name: LaneTable) -> Table:
-        """Return another table of the lane: `output.lane_table("heuristic_subset")`."""
-        return self.plan.lane_table(self.lane, name)
+    def get_lane_table(self, table_name: LaneTable) -> Table:
+        """Return another table of the lane by its short name, such as "heuristic_subset"."""
+        return self.plan.get_lane_table(self.lane, table_name)
 
     @property
     def depends_on(self) -> tuple[str, ...]:
-        """The whole names of all tables that are read."""
+        """The full names of all tables that are read."""
         reads = self.stage.reads
         names = reads(self.plan, self.lane_or_none) if callable(reads) else reads
-        return self._expand_names(names)
+        return self._expand_table_names(names)
 
     @property
     def parts(self) -> list[str]:
         """The names of the parts that the table should have."""
-        return list(self.shards) if self.stage.sharded else [WHOLE]
+        return list(self.shards_by_name) if self.stage.is_sharded else [WHOLE_TABLE_PART]
 
     @property
-    def shards(self) -> Mapping[str, Shard]:
-        """The shards by name; only for a sharded stage."""
+    def shards_by_name(self) -> Mapping[str, Shard]:
+        """The shards by name. Only for a stage with a part per shard."""
         return self.stage.shards(self.plan)
 
     @property
     def removed_parts(self) -> list[str]:
-        """The published parts that the table should not have, sorted; none where other plans may have made them."""
+        """The published parts that the table should not have, sorted. Empty if other plans may have made them."""
         if self.stage.shared:
             return []
-        return sorted(set(self.table.parts()) - set(self.parts))
+        return sorted(set(self.table.list_part_names()) - set(self.parts))
 
-    def pointers(self) -> dict[str, Pointer]:
-        """Return what is published of each part of this plan. Raises DamagedPart, ReadError."""
-        pointers = self.table.pointers()
-        if not self.stage.shared:
-            return pointers
+    def read_pointers(self) -> dict[str, Pointer]:
+        """Return what is published of the parts of this plan, by the name of the part.
+
+        Raises:
+            DamagedPart: The entry of a part in the lake is damaged.
+            ReadError: The lake cannot be read.
+        """
+        pointers = self.table.read_pointers_by_part()
+        has_parts_of_other_plans = self.stage.shared
+        if not has_parts_of_other_plans:
+            return pointers  # with parts that the table should not have any more (`removed_parts`)
         return {part: pointers[part] for part in self.parts if part in pointers}
 
-    def version(self) -> str | None:
+    def compute_version(self) -> str | None:
         """Return a version of the table, which changes whenever one of its parts is added, removed or changed.
 
         If other plans have parts in the same table, these are not looked at.
@@ -489,10 +536,10 @@ class TableOutput:
         """
         has_parts_of_other_plans = self.stage.shared
         if not has_parts_of_other_plans:
-            return self.table.version()
+            return self.table.find_version()
 
         try:
-            own_pointers = self.pointers()
+            own_pointers = self.read_pointers()
         except DamagedPart:
             return None
 
@@ -500,34 +547,35 @@ class TableOutput:
         return fingerprint(version_by_part) if version_by_part else None
 
     @property
-    def beside(self) -> list[Table]:
+    def sibling_tables(self) -> list[Table]:
         """The tables that are published with this one, part for part."""
-        return [self.plan.lake.table(name) for name in self._expand_names(self.stage.beside)]
+        return [self.plan.lake.get_table(name) for name in self._expand_table_names(self.stage.sibling_table_names)]
 
     @property
-    def inner(self) -> list["TableOutput"]:
-        """The tables that are brought up to date before this one, for it alone (`Stage.inner`)."""
-        return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
+    def inner_outputs(self) -> list["TableOutput"]:
+        """The tables that are brought up to date before this one, for it alone."""
+        return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner_stages]
 
-    def inputs_of(self) -> InputsOf:
+    def build_inputs_finder(self) -> InputsFinder:
         """Return a function that tells from which versions of other tables a part would be made now.
 
-        The function takes the name of a part: a shard, or WHOLE for a table that has a single part.
+        The function takes the name of a part: a shard, or WHOLE_TABLE_PART for a table that has a single part.
 
         Example:
-            output.inputs_of()("en_head_0000")  # {"loss_deltas": "<version of this shard's rows>"}
+            find_inputs = output.build_inputs_finder()
+            find_inputs("en_head_0000")  # {"loss_deltas": "<version of this shard's rows>"}
         """
         inputs = self.stage.inputs
         if callable(inputs):  # the stage has a function for this
             return inputs(self)
 
-        names = self._expand_names(inputs) or self.depends_on  # such as "calculator/loss_deltas"
-        tables = {name: self.plan.lake.table(name) for name in names}
+        names = self._expand_table_names(inputs) or self.depends_on  # such as "calculator/loss_deltas"
+        tables = {name: self.plan.lake.get_table(name) for name in names}
 
-        if self.stage.sharded:
+        if self.stage.is_sharded:
             # A part is made from the parts of the same shard in the other tables.
             tables_by_short_name = {_drop_group(name): table for name, table in tables.items()}  # "loss_deltas"
-            return versions(tables_by_short_name)
+            return build_versions_finder(tables_by_short_name)
 
         # The single part is made from all parts of the other tables.
         return partial(_read_versions_of_all_parts, tables)
@@ -535,10 +583,10 @@ class TableOutput:
     def publish(self, part: str, rows: PartRows) -> Pointer:
         """Write the rows of a part into the table, with a record of what they were made from.
 
-        If tables are published together with this one (`Stage.beside`), their part is written first.
+        If other tables are published together with this one, their part is written first.
 
         Args:
-            part: The name of a shard, or WHOLE.
+            part: The name of a shard, or WHOLE_TABLE_PART.
             rows: The rows, as frames that are iterated over once. The counts of what was rejected are complete only
                 after the last frame, and are then written into the record. If the frames end with UnusableRows, for
                 example because a file is damaged near its end, the part is published without rows.
@@ -551,11 +599,11 @@ class TableOutput:
             Exception: Anything else that `Table.publish` or the frames raise.
         """
         # Read before the first frame, so that the part is made again if an input changes in the meantime.
-        find_inputs = self.inputs_of()
+        find_inputs = self.build_inputs_finder()
         inputs = find_inputs(part)
 
-        for name, rows_beside in rows.beside.items():
-            self._publish_beside(name, part, rows_beside, inputs)
+        for table_name, sibling_rows in rows.sibling_rows_by_table.items():
+            self._publish_sibling_table(table_name, part, sibling_rows, inputs)
 
         try:
             return self._publish_rows(part, rows, inputs)
@@ -564,57 +612,74 @@ class TableOutput:
             return self._publish_rows(part, without_frames, inputs)
 
     def _publish_rows(self, part: str, rows: PartRows, inputs: Mapping[str, Any]) -> Pointer:
-        """Write the rows of a part and their record. inputs: the versions of what they were made from."""
-        published = _PublishedRows(self, rows, inputs)
-        return self.table.publish(part, published.frames(), published.record, self.stage.volatile)
+        """Write the rows of a part and their record.
 
-    def _publish_beside(self, name: str, part: str, rows: pl.DataFrame, inputs: Mapping[str, Any]) -> None:
+        Args:
+            part: The name of the part.
+            rows: Its rows.
+            inputs: The versions of what the rows were made from.
+        """
+        published_rows = _PublishedRows(self, rows, inputs)
+        frames = published_rows.iter_frames()
+        return self.table.publish(part, frames, published_rows.build_record, self.stage.volatile_columns)
+
+    def _publish_sibling_table(self, table_name: str, part: str, rows: pl.DataFrame, inputs: Mapping[str, Any]) -> None:
         """Publish a part of a table that is published together with this one.
 
         Its record contains no settings, because the settings of this table determine it.
 
         Args:
-            name: The name of the other table, as in `Stage.beside`.
+            table_name: The name of the other table, as in `Stage.sibling_table_names`.
             part: The name of the part.
             rows: Its rows.
             inputs: The versions of what the rows were made from.
         """
-        [whole_name] = self._expand_names([name])
-        facts = {MADE_BY: name, "tool": self.lane_or_none.key if self.lane_or_none else None}
-        self.plan.lake.table(whole_name).publish(part, [rows], lambda: output_record({}, inputs, **facts))
+        [full_name] = self._expand_table_names([table_name])
+        lane_key = self.lane_or_none.key if self.lane_or_none else None
 
-    def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
+        no_settings: Mapping[str, Any] = {}
+        record_fields = {MADE_BY_FIELD: table_name, "tool": lane_key}
+
+        # `publish` calls it without arguments, once the rows are written.
+        make_record = partial(build_output_record, no_settings, inputs, **record_fields)
+        self.plan.lake.get_table(full_name).publish(part, [rows], make_record)
+
+    def build_warehouse_table(
+        self, source_names: Sequence[str], score_by_lane_key: Mapping[str, str]
+    ) -> WarehouseTable:
         """Describe the table of this stage in the warehouse, the DuckDB database that shows the results of a run.
 
         Args:
-            sources: The names of the tables in the lake that provide its rows.
-            scores: For tools with another score than the paper's, the SQL of that score by the key of the lane.
+            source_names: The names of the tables in the lake that provide its rows.
+            score_by_lane_key: For tools with another score than the paper's, the SQL of that score by the key of the
+                lane.
         """
         stage = self.stage
-        in_warehouse = stage.in_warehouse  # how it differs from the tables in the lake
+        warehouse_form = stage.warehouse_form  # how it differs from the tables in the lake
         comments = _map_column_to_comment(stage)
+        shows_shard = "shard" in comments  # every shown column has a comment
         holds_scored_calls = "delta_is_bound" in stage.columns  # only tables with scored calls have this column
 
         return WarehouseTable(
-            name=in_warehouse.name or stage.name,
+            name=warehouse_form.name or stage.name,
             comment=stage.description,
-            columns=comments,
+            comments_by_column=comments,
             schema=stage.schema,
-            sources=tuple(sources),
-            select=_build_warehouse_select(in_warehouse),
-            by_shard=stage.sharded and "shard" in comments,
-            keeps_places=in_warehouse.keeps_places,
-            scores=scores if holds_scored_calls else {},
+            source_names=tuple(source_names),
+            select_sql=_build_warehouse_select(warehouse_form),
+            has_part_per_shard=stage.is_sharded and shows_shard,
+            keeps_row_numbers=warehouse_form.keeps_places,
+            score_sql_by_lane=score_by_lane_key if holds_scored_calls else {},
         )
 
-    def _expand_names(self, reads: Sequence[str]) -> tuple[str, ...]:
-        """Return the whole names of tables that are named as in `Stage.reads`."""
-        names: list[str] = []
-        for read in reads:
-            names += self._expand_name(read)
-        return tuple(names)
+    def _expand_table_names(self, table_names: Sequence[str]) -> tuple[str, ...]:
+        """Return the full names of the tables that short names stand for. "*/loss_deltas" stands for several."""
+        full_names: list[str] = []
+        for table_name in table_names:
+            full_names += self._expand_table_name(table_name)
+        return tuple(full_names)
 
-    def _expand_name(self, read: str) -> list[str]:
+    def _expand_table_name(self, table_name: str) -> list[str]:
         """Return the full names of the tables that a short name stands for.
 
         A lane is a tool with its settings. In the lane "calculator":
@@ -623,51 +688,67 @@ class TableOutput:
         - "*/loss_deltas" is this table of every lane
         - "ccnet/documents" is a full name already
         """
-        group, slash, name = read.rpartition("/")
+        group, slash, short_name = table_name.rpartition("/")
         if group == "*":
-            return [f"{lane.key}/{name}" for lane in self.plan.lanes]
-        return [read] if slash else [f"{self.lane.key}/{read}"]
+            return [f"{lane.key}/{short_name}" for lane in self.plan.lanes]
+
+        is_full_name = bool(slash)
+        return [table_name] if is_full_name else [f"{self.lane.key}/{table_name}"]
 
 
-def _drop_group(name: str) -> str:
+def _drop_group(table_name: str) -> str:
     """Return the name of a table without its group: "calculator/loss_deltas" -> "loss_deltas"."""
-    return name.rpartition("/")[2]
+    return table_name.rpartition("/")[2]
 
 
 def _map_column_to_comment(stage: Stage) -> dict[str, str]:
     """Return the description of each column that a stage's table has in the warehouse."""
-    columns = {**stage.columns, **stage.in_warehouse.added}
-    hidden = stage.in_warehouse.hidden
-    return {name: column.description for name, column in columns.items() if name not in hidden}
+    columns = {**stage.columns, **stage.warehouse_form.added_columns}
+    hidden_columns = stage.warehouse_form.hidden_columns
+    return {name: column.description for name, column in columns.items() if name not in hidden_columns}
 
 
-def _build_warehouse_select(in_warehouse: InWarehouse) -> str:
+def _build_warehouse_select(warehouse_form: InWarehouse) -> str:
     """Build the SQL query that makes the rows of a warehouse table from those in the lake, which are called `rows`.
 
-    If columns are hidden, the query leaves them out and computes the added columns.
+    If columns are hidden, the query leaves them out and computes the added columns. Such a form sets no `select_query`.
     """
-    if not in_warehouse.hidden:
-        return in_warehouse.select
+    if not warehouse_form.hidden_columns:
+        return warehouse_form.select_query
 
-    hidden_columns = ", ".join(in_warehouse.hidden)
-    added_columns = "".join(f", {column.sql} AS {name}" for name, column in in_warehouse.added.items())
+    hidden_columns = ", ".join(warehouse_form.hidden_columns)
+    added_columns = "".join(
+        f", {column.sql_expression} AS {name}" for name, column in warehouse_form.added_columns.items()
+    )
     return f"SELECT * EXCLUDE ({hidden_columns}){added_columns} FROM rows"
 
 
 class _PublishedRows:
-    """The rows of a part on their way into its files, and what is counted of them. It has two states.
+    """The rows of a part while they are written into its files, and the counts of broken checks for its record.
 
-    Until `frames` has been iterated over to its end, it counts. Then `record` may be called, once.
+    First, `iter_frames` has to be iterated over to its end. Then the counts are complete, and `build_record` may be
+    called.
     """
 
     def __init__(self, output: TableOutput, rows: PartRows, inputs: Mapping[str, Any]) -> None:
+        """Begin before the first frame.
+
+        Args:
+            output: The table.
+            rows: The rows of the part.
+            inputs: The versions of what the rows were made from.
+        """
         self._output = output
         self._rows = rows
         self._inputs = inputs
-        self._key_hashes: list[pl.Series] = []  # a series per frame; 64 bits a row: those of a million take 8 MB
+
+        # A series for each frame, with a hash of 64 bits for each row: 8 MB for a million rows.
+        self._key_hashes: list[pl.Series] = []
+
+        # How many rows break a check, by the name of the check.
         self._violations = dict.fromkeys(output.stage.checks, 0)
 
-    def frames(self) -> Iterator[pl.DataFrame]:
+    def iter_frames(self) -> Iterator[pl.DataFrame]:
         """Yield the frames of the part, or an empty one if there are none. Count keys and broken checks in each."""
         for frame in self._rows.frames:
             self._count_frame(frame)
@@ -680,28 +761,30 @@ class _PublishedRows:
     def _count_frame(self, frame: pl.DataFrame) -> None:
         """Remember the hashes of a frame's keys, and count the rows that break a check."""
         stage = self._output.stage
-        self._key_hashes.append(frame.select(stage.key).hash_rows())
-        for name, check in stage.checks.items():
-            self._violations[name] += check.broken(frame, self._output)
+        key_hashes = frame.select(stage.key_columns).hash_rows()
+        self._key_hashes.append(key_hashes)
 
-    def record(self) -> Mapping[str, Any]:
+        for check_name, check in stage.checks.items():
+            self._violations[check_name] += check.count_broken_rows(frame, self._output)
+
+    def build_record(self) -> Mapping[str, Any]:
         """Build the record of the part: from what it was made, what was rejected, and how many rows break a check.
 
         The counts are complete only after the last frame.
         """
         lane = self._output.lane_or_none
-        facts = {
-            MADE_BY: self._output.stage.name,
+        record_fields = {
+            MADE_BY_FIELD: self._output.stage.name,
             "tool": lane.key if lane else None,
-            RETRY: None,
-            **self._rows.facts,  # may replace RETRY by a reason to make the part again
+            RETRY_FIELD: None,
+            **self._rows.record_fields,  # may replace the value of RETRY_FIELD by a reason to make the part again
         }
-        sources = output_record(self._output.settings, self._inputs, **facts)
+        record_of_sources = build_output_record(self._output.settings, self._inputs, **record_fields)
         return {
-            **sources,
-            STORES: list(self._rows.stores),
-            REJECTIONS: encoded(self._rows.rejected),
-            VIOLATIONS: {"unique_keys": self._count_rows_with_shared_key(), **self._violations},
+            **record_of_sources,
+            STORES_FIELD: list(self._rows.store_names),
+            REJECTIONS_FIELD: encode_rejections(self._rows.rejection_counts),
+            VIOLATIONS_FIELD: {"unique_keys": self._count_rows_with_shared_key(), **self._violations},
         }
 
     def _count_rows_with_shared_key(self) -> int:
@@ -711,27 +794,29 @@ class _PublishedRows:
         return int(pl.concat(self._key_hashes).is_duplicated().sum())
 
 
-def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
+def build_versions_finder(tables_by_name: Mapping[str, Table], all_shards_table: Table | None = None) -> InputsFinder:
     """Return a function that tells from which versions of other tables a shard's part would be made now.
 
     Args:
-        tables: The other tables, by the name under which the version of the shard's rows is returned.
-        over_all: One more table, which has a single part for all shards. Its record has a fingerprint for each shard,
-            which is used as the version.
+        tables_by_name: The other tables, by the name under which the version of the shard's rows is returned.
+        all_shards_table: One more table, which has a single part for all shards. Its record has a fingerprint for each
+            shard, which is used as the version.
 
     Example:
-        inputs_of = versions({"raw_shards": raw_shards}, over_all=removed_documents)
-        inputs_of("en_head_0000")  # {"raw_shards": "<version>", "removed_documents": "<fingerprint>"}
+        find_inputs = build_versions_finder({"raw_shards": raw_shards}, all_shards_table=removed_documents)
+        find_inputs("en_head_0000")  # {"raw_shards": "<version>", "removed_documents": "<fingerprint>"}
     """
-    fingerprint_by_shard = _read_fingerprints_by_shard(over_all) if over_all else {}
+    fingerprint_by_shard = _read_fingerprints_by_shard(all_shards_table) if all_shards_table else {}
 
-    def inputs_of(shard: str) -> Mapping[str, Any]:
-        version_by_name = {name: table.part_version(shard) for name, table in tables.items()}
-        if over_all and shard in fingerprint_by_shard:
-            version_by_name[_drop_group(over_all.name)] = fingerprint_by_shard[shard]
+    def find_inputs(shard_name: str) -> Mapping[str, Any]:
+        version_by_name = {name: table.find_part_version(shard_name) for name, table in tables_by_name.items()}
+
+        if all_shards_table and shard_name in fingerprint_by_shard:
+            short_name = _drop_group(all_shards_table.name)
+            version_by_name[short_name] = fingerprint_by_shard[shard_name]
         return version_by_name
 
-    return inputs_of
+    return find_inputs
 
 
 def _read_fingerprints_by_shard(table: Table) -> Mapping[str, Any]:
@@ -739,48 +824,51 @@ def _read_fingerprints_by_shard(table: Table) -> Mapping[str, Any]:
 
     The result is empty if the table has no part yet.
     """
-    pointer = table.find_whole_pointer(WHOLE)
-    return pointer.record[BY_SHARD] if pointer else {}
+    pointer = table.find_checked_pointer(WHOLE_TABLE_PART)
+    return pointer.record[BY_SHARD_FIELD] if pointer else {}
 
 
-def _read_versions_of_all_parts(tables: Mapping[str, Table], part: str) -> Mapping[str, Any]:
-    """Return the inputs of a table's only part: the version of every part of `tables`, by table and part."""
-    return {name: _read_part_versions(table) for name, table in tables.items()}
+def _read_versions_of_all_parts(tables_by_name: Mapping[str, Table], part: str) -> Mapping[str, Any]:
+    """Return the version of every part of several tables, by the name of the table and of the part.
+
+    These are the inputs of a table with a single part. Its name `part` is not used.
+    """
+    return {name: _read_part_versions(table) for name, table in tables_by_name.items()}
 
 
 def _read_part_versions(table: Table) -> dict[str, str | None]:
     """Return the version of each part of a table."""
-    return {part: table.part_version(part) for part in table.parts()}
+    return {part: table.find_part_version(part) for part in table.list_part_names()}
 
 
-def encoded(rejected: Rejected) -> list[dict[str, Any]]:
+def encode_rejections(rejection_counts: RejectionCounts) -> list[dict[str, Any]]:
     """Convert counts of rejections to the form in which a record holds them, sorted and without counts of 0.
 
     Example:
-        encoded(Counter({("en_head_0000", "too_short"): 2}))
+        encode_rejections(Counter({("en_head_0000", "too_short"): 2}))
         # [{"shard": "en_head_0000", "reason": "too_short", "count": 2}]
     """
     rejections = []
-    for (shard, reason), count in sorted(rejected.items()):
+    for (shard, reason), count in sorted(rejection_counts.items()):
         if count:
             rejections.append({"shard": shard, "reason": reason, "count": count})
     return rejections
 
 
-def count_by_reason(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
+def count_rejected_rows(frame: pl.DataFrame, reason_column: str = "reason") -> RejectionCounts:
     """Count the rows of a table that were rejected, by shard and reason.
 
     Args:
         frame: The table, with the column `shard` and a column for the reason.
-        reason: The name of the column for the reason, which is null if a row was not rejected.
+        reason_column: The name of the column for the reason, which is null if a row was not rejected.
     """
-    rejected_rows = frame.filter(pl.col(reason).is_not_null())
-    counts = rejected_rows.group_by("shard", reason).len()
+    rejected_rows = frame.filter(pl.col(reason_column).is_not_null())
+    counted_rows = rejected_rows.group_by("shard", reason_column).len()
 
-    rejected = Rejected()
-    for shard_name, reason_of_rows, count in counts.rows():
-        rejected[shard_name, reason_of_rows] = count
-    return rejected
+    rejection_counts = RejectionCounts()
+    for shard_name, reason, row_count in counted_rows.rows():
+        rejection_counts[shard_name, reason] = row_count
+    return rejection_counts
 
 
 # Columns that several stages have.
@@ -802,7 +890,7 @@ SOURCE = Column(pl.String(), "who proposed the call: model, rule, or the name of
 WORDS = Column(
     pl.String(), "what a rule saw the text say after the call, which its result and its echo hold; null for most"
 )
-CALL = {
+CALL_ID_COLUMNS = {
     "tool": TOOL,
     "shard": SHARD,
     "digest": DIGEST,
@@ -811,14 +899,16 @@ CALL = {
     "sample": Column(pl.Int32(), "j: number of the sample at this position; from -1 down where nobody sampled it"),
 }
 """What tells calls apart."""
-CALL_KEY = tuple(CALL)
+CALL_KEY = tuple(CALL_ID_COLUMNS)
 CHAIN = Column(
-    pl.String(), "the calls of a chain with their results as JSON, this one last; null for a single call", optional=True
+    pl.String(),
+    "the calls of a chain with their results as JSON, this one last; null for a single call",
+    is_optional=True,
 )
 TEXT_KEY = ("shard", "digest", "segment")
 """What tells texts apart."""
-SCORED = {
-    **CALL,
+SCORED_COLUMNS = {
+    **CALL_ID_COLUMNS,
     "source": SOURCE,
     "char_offset": CHAR_OFFSET,
     "input": INPUT,
@@ -831,10 +921,12 @@ SCORED = {
     "loss_result": Column(pl.Float64(), "L_i(e(c, r)): the call with its result; null where the call was not judged"),
     "chain": CHAIN,
     "loss_before": Column(
-        pl.Float64(), "smallest L_i of the calls before it with their results; null for a single call", optional=True
+        pl.Float64(), "smallest L_i of the calls before it with their results; null for a single call", is_optional=True
     ),
     "need": Column(
-        pl.Float64(), "nats by which the calls before it made its input likelier; null for a single call", optional=True
+        pl.Float64(),
+        "nats by which the calls before it made its input likelier; null for a single call",
+        is_optional=True,
     ),
     "loss_minus": Column(
         pl.Float64(),
@@ -851,7 +943,7 @@ SCORED = {
     "echo": Column(
         pl.Float64(),
         "L- less L+ with the result of another input that holds the same words; null but for rules that look ahead",
-        optional=True,
+        is_optional=True,
     ),
     "delta_is_bound": Column(
         pl.Boolean(),

@@ -1,4 +1,4 @@
-"""What a process that computes has loaded: the plan, the model once it is used, tools, open row stores."""
+"""What a computing process has loaded: the plan, the model once it is used, tools, open row stores."""
 
 import os
 from collections import defaultdict
@@ -14,8 +14,8 @@ import polars as pl
 
 from toolformer_dag.computing.lane_tables import LaneRows
 from toolformer_dag.computing.plan import Lane, Plan, Role
-from toolformer_dag.computing.spending import Spent, token_count
-from toolformer_dag.files import locked
+from toolformer_dag.computing.spending import Spent, sum_token_counts
+from toolformer_dag.files import hold_file_lock
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.processes import end_forked_with_parent
@@ -27,185 +27,264 @@ if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
     from toolformer_dag.model.engine import Engine
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 """The environment variable that names the GPUs of a process, in its order."""
 
 
-class Ahead(NamedTuple):
+class WorkAhead(NamedTuple):
     """How much work the update of a table takes, as planned so far.
 
-    - `units`: texts, calls or shards of all chunks
-    - `tokens_done`: about how many tokens the model has run for the chunks that are done
-    - `tokens`: about how many it will have run for all
+    Attributes:
+        total_units: The number of texts, calls or shards in all chunks.
+        done_tokens: Roughly how many tokens the model has processed for the chunks that are done.
+        total_tokens: Roughly how many tokens the model will have processed for all chunks.
     """
 
-    units: int = 0
-    tokens_done: float = 0.0
-    tokens: float = 0.0
+    total_units: int = 0
+    done_tokens: float = 0.0
+    total_tokens: float = 0.0
 
 
 class Worker:
-    """What a process has loaded for a plan. Making one is cheap: everything is loaded on first use.
+    """What a process has loaded for a plan. Creating one is cheap, because everything is loaded at the first use.
 
-    Kept as long as the process, or until `release`: one model (`engine`), the tokenizer, and a runner per tool with the
-    limits that count over the whole run.
+    The tokenizer and a runner for each tool are kept as long as the process, so that the limits of a tool count over
+    the whole run. One model is kept until `release_engine`. Open row stores and the last three attributes are kept
+    until the end of an update, when `close_row_stores` resets them.
 
-    Kept until the end of an update, when `close_rows` forgets it: open row stores, and
-
-    - `lost_calls`: per lane's key, the calls that its tool lost (a time limit, a connection): they are published with
-      their reason and never stored, so that the next run tries them again
-    - `ahead`: how much work the table takes; other threads may read it
-    - `has_small_web`: whether the small web's files were seen to be there and whole
+    Attributes:
+        plan: The plan of the run.
+        lost_calls_by_lane: The calls that a tool did not answer, for example in time, by the key of the lane (a tool
+            with its settings). They are published with the reason and never stored, so that the next run tries them
+            again.
+        work_ahead: How much work the update of a table takes. Other threads may read it.
+        has_small_web: Whether the files of the small web, a synthetic corpus, were seen to be there and undamaged.
     """
 
     def __init__(self, plan: Plan) -> None:
         """Begin with nothing loaded."""
         self.plan = plan
-        self.lost_calls: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)  # by lane's key: timed out, say
-        self.ahead = Ahead()  # how much work the update of a table takes
-        self.has_small_web = False  # whether the small web's files (a synthetic corpus) were seen to be whole
-        self._engine: Engine | None = None  # what runs a model; the first use loads it
-        self._loaded: ModelSettings | None = None  # the model of `_engine`
+        self.lost_calls_by_lane: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)  # a tool did not answer them
+        self.work_ahead = WorkAhead()  # how much work the update of a table takes
+        self.has_small_web = False  # whether the files of the synthetic corpus were seen to be there
+
+        # Runs a model, and is loaded at the first use. An engine of another model is released first.
+        self._engine: Engine | None = None
+        self._loaded_model_settings: ModelSettings | None = None
         self._tokens_of_released_engines = 0
         self._encoding: Encoding | None = None
-        self._stores: dict[str, RowStore] = {}  # open row stores, by their name in the lake
-        self._runners: dict[str, Runner] = {}  # what runs a lane's tool, by the lane's key
 
-    def engine(self, role: Role) -> "Engine":
-        """Return the engine of a model: it computes positions, samples and losses. The first call loads the weights.
+        # The open row stores (rows that were computed and stored), by name and the fingerprint of their identity.
+        self._row_stores: dict[str, RowStore] = {}
 
-        role: the "proposer" samples calls, the "judge" computes losses. A process holds one model at a time. Raises
-        ModelError.
+        # What runs the tools, by the key of the tool.
+        self._runners_by_tool_key: dict[str, Runner] = {}
+
+    def get_engine(self, role: Role) -> "Engine":
+        """Return the engine that runs a model. It computes positions of calls, samples and losses.
+
+        A process holds one model at a time. If another one is loaded, its weights are released first.
+
+        Args:
+            role: The model to run. "proposer" samples calls, "judge" computes the losses that score them.
+
+        Raises:
+            ModelError: The model cannot be loaded, or is a checkpoint that does not exist yet.
         """
-        model = self.plan.model_of(role)
-        if self._engine is None or model != self._loaded:
+        model = self.plan.get_model_settings(role)
+        if self._engine is None or model != self._loaded_model_settings:
+            # Imported here, because this also imports torch, which takes seconds.
             from toolformer_dag.model.engine import load_engine
 
-            self.release()
+            self.release_engine()
             _choose_gpus(model)
-            self._engine = load_engine(self.plan.settings.model_copy(update={"model": model}))
-            self._loaded = model
+
+            settings_with_model = self.plan.settings.model_copy(update={"model": model})
+            self._engine = load_engine(settings_with_model)
+            self._loaded_model_settings = model
         return self._engine
 
-    def encoding(self) -> "Encoding":
-        """Return the tokenizer of `[model]`, with the paper's markers, for cutting texts. Raises ModelError."""
+    def get_encoding(self) -> "Encoding":
+        """Return the encoding with which texts are cut: the tokenizer of `[model]` with the paper's markers of calls.
+
+        Raises:
+            ModelError: The tokenizer cannot be loaded.
+        """
         if self._encoding is None:
             from toolformer_dag.model.encoding import Encoding
             from toolformer_dag.model.loading import load_encoding
 
-            self._encoding = Encoding(load_encoding(self.plan.settings.model).tokenizer, PAPER_MARKERS)
+            tokenizer = load_encoding(self.plan.settings.model).tokenizer
+            self._encoding = Encoding(tokenizer, PAPER_MARKERS)
         return self._encoding
 
-    def rows(
-        self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
-    ) -> RowStore:
-        """Open computed rows as `Lake.rows` does; once per update."""
-        place = f"{name}/{fingerprint(identity)}"
-        if place not in self._stores:
-            self._stores[place] = self.plan.lake.rows(name, identity, key, schema)
-        return self._stores[place]
-
-    def lane_rows(
+    def open_row_store(
         self,
-        lane: Lane,
-        name: LaneRows,
+        store_name: str,
         identity: Mapping[str, object],
-        key: Sequence[str],
+        key_columns: Sequence[str],
         schema: Mapping[str, pl.DataType],
     ) -> RowStore:
-        """Open a row store (computed rows) of a lane's tool, which all rounds over the lake share; see `Lake.rows`."""
-        return self.rows(f"{lane.tool.key}/{name}", identity, key, schema)
+        """Open a row store, which keeps computed rows so that later runs can reuse them. It is opened once per update.
 
-    def runner(self, lane: Lane) -> Runner:
-        """Return what runs the lane's tool under its limits, which count over the whole run."""
-        if lane.tool.key not in self._runners:
-            end_forked_with_parent()
-            self._runners[lane.tool.key] = Runner(lane.tool, lane.limits)
-        return self._runners[lane.tool.key]
-
-    def close_rows(self) -> tuple[str, ...]:
-        """End an update: forget what is kept for it alone. Returns a sentence for each damaged file of stored rows."""
-        damaged: list[str] = []
-        for store in self._stores.values():
-            damaged += store.damaged
-        self._stores.clear()
-        self.lost_calls.clear()  # the next run makes them again
-        self.ahead = Ahead()  # no work is left
-        self.has_small_web = False  # look at the synthetic corpus again
-        return tuple(damaged)
-
-    def spent(self) -> Spent:
-        """Return how many tokens this process has run through models, also released ones, and its tool calls so far.
-
-        Other threads may ask, to show it.
+        Args:
+            store_name: The name of the store, such as "calculator/losses".
+            identity: Everything that determines the rows. Rows with another identity are kept apart.
+            key_columns: The columns that tell rows apart.
+            schema: The types of the columns by name.
         """
-        engine = self._engine  # read once: the main thread may release the model and set this to None meanwhile
-        engine_tokens = token_count(engine.counts.as_dict()) if engine is not None else 0
-        runners = list(self._runners.values())  # each runs a lane's tool; a copy, since the main thread may add one
-        return Spent(
-            tokens=self._tokens_of_released_engines + engine_tokens,
-            calls=sum(runner.finished for runner in runners),
-        )
+        store_key = f"{store_name}/{fingerprint(identity)}"
+        if store_key not in self._row_stores:
+            self._row_stores[store_key] = self.plan.lake.open_row_store(store_name, identity, key_columns, schema)
+        return self._row_stores[store_key]
 
-    def release(self) -> None:
-        """Let go of the weights: finetuning and evaluation load models of their own."""
-        self._tokens_of_released_engines = self.spent().tokens
+    def open_lane_row_store(
+        self,
+        lane: Lane,
+        store_name: LaneRows,
+        identity: Mapping[str, object],
+        key_columns: Sequence[str],
+        schema: Mapping[str, pl.DataType],
+    ) -> RowStore:
+        """Open a row store of a tool, which keeps its computed rows. All rounds over the lake share it.
+
+        Args:
+            lane: The tool with its settings.
+            store_name: The name of the store within the lane, such as "losses".
+            identity: Everything that determines the rows. Rows with another identity are kept apart.
+            key_columns: The columns that tell rows apart.
+            schema: The types of the columns by name.
+        """
+        return self.open_row_store(f"{lane.tool.key}/{store_name}", identity, key_columns, schema)
+
+    def get_runner(self, lane: Lane) -> Runner:
+        """Return what runs the tool of a lane under its limits (such as calls per second), which count over the run."""
+        tool_key = lane.tool.key
+        if tool_key not in self._runners_by_tool_key:
+            end_forked_with_parent()  # processes that the tool forks shall not outlive this one
+            self._runners_by_tool_key[tool_key] = Runner(lane.tool, lane.limits)
+        return self._runners_by_tool_key[tool_key]
+
+    def close_row_stores(self) -> tuple[str, ...]:
+        """End an update: close the row stores, and reset what is kept for a single update.
+
+        Returns:
+            A sentence for each file of stored rows that was found damaged.
+        """
+        damage_messages: list[str] = []
+        for row_store in self._row_stores.values():
+            damage_messages += row_store.damage_notes
+
+        self._row_stores.clear()
+        self.lost_calls_by_lane.clear()  # the next run tries these calls again
+        self.work_ahead = WorkAhead()  # no work is left
+        self.has_small_web = False  # the next update looks at the synthetic corpus again
+        return tuple(damage_messages)
+
+    def compute_total_spent(self) -> Spent:
+        """Count the tokens that this process has run through models, including released ones, and its tool calls.
+
+        Other threads may call this, to show how far the run is.
+        """
+        # The engine first: one that is released meanwhile is then counted twice for a moment, but never left out.
+        engine = self._engine  # read once, because the main thread may set it to None meanwhile
+        engine_token_count = sum_token_counts(engine.token_counts.as_dict()) if engine is not None else 0
+        token_count = engine_token_count + self._tokens_of_released_engines
+
+        runners = list(self._runners_by_tool_key.values())  # a copy, because the main thread may add one meanwhile
+        call_count = sum(runner.finished_call_count for runner in runners)
+        return Spent(tokens=token_count, calls=call_count)
+
+    def release_engine(self) -> None:
+        """Release the weights of the model, so that finetuning and evaluation can load models of their own."""
+        self._tokens_of_released_engines = self.compute_total_spent().tokens
         self._engine = None
 
 
 def _choose_gpus(model: ModelSettings) -> None:
-    """Take as many GPUs as the model needs for this process, of those that no other process of this user has taken.
+    """Let this process use as many GPUs as the model needs, out of those that no other process of this user has taken.
 
-    Where too few are free, and in the main process with an engine other than torch, nothing is chosen.
+    If too few are free, nothing is changed.
     """
     import torch
 
-    visible = list_visible_gpus(torch.cuda.device_count())
-    taken = take_gpus(visible, model.gpus).names
-    if not taken:
+    visible_gpus = list_visible_gpus(torch.cuda.device_count())
+    taken_gpus = take_gpus(visible_gpus, model.gpus_per_model).names
+    if not taken_gpus:
         return
+
+    if model.runs_in_torch:
+        device_index = visible_gpus.index(taken_gpus[0])
+        torch.cuda.set_device(device_index)
+        return
+
+    # Other engines use the first GPUs that they see. The environment of the main process is not changed.
     is_worker_process = parent_process() is not None
-    if model.in_torch:
-        torch.cuda.set_device(visible.index(taken[0]))
-    elif is_worker_process:  # other engines take the first GPUs that they see; the main process's environment stays
-        os.environ[VISIBLE] = ",".join(taken)
+    if is_worker_process:
+        os.environ[VISIBLE_GPUS_VARIABLE] = ",".join(taken_gpus)
 
 
-def list_visible_gpus(count: int) -> tuple[str, ...]:
-    """Return the names of the `count` GPUs that this process sees, as CUDA_VISIBLE_DEVICES has them.
+def list_visible_gpus(gpu_count: int) -> tuple[str, ...]:
+    """Return the names of the GPUs that this process sees, as in the environment variable CUDA_VISIBLE_DEVICES.
 
-    Their numbers where the variable is not set.
+    If the variable is not set, the names are "0", "1" and so on.
+
+    Args:
+        gpu_count: How many GPUs this process sees.
     """
-    names = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
-    if names[:count]:
-        return tuple(names[:count])
-    return tuple(str(number) for number in range(count))
+    variable = os.environ.get(VISIBLE_GPUS_VARIABLE, "")
+    names = [name for name in variable.split(",") if name]
+
+    visible_names = names[:gpu_count]
+    if visible_names:
+        return tuple(visible_names)
+    return tuple(str(number) for number in range(gpu_count))
 
 
 class OwnGpus(NamedTuple):
-    """The names of the GPUs that this process has taken, and their locks, which it holds as long as this lives."""
+    """The GPUs that this process has taken.
+
+    Attributes:
+        names: The names of the GPUs.
+        locks: The locks of files by which other processes see that the GPUs are taken. They are held as long as this
+            object exists.
+    """
 
     names: tuple[str, ...]
     locks: ExitStack
 
 
 @cache
-def take_gpus(visible: tuple[str, ...], count: int) -> OwnGpus:
-    """Take the first `count` of the `visible` GPUs that no other process of this user has; none where fewer are free.
+def take_gpus(visible_gpus: tuple[str, ...], gpu_count: int) -> OwnGpus:
+    """Take the first GPUs that no other process of this user has taken. They stay taken until this process ends.
 
-    Cached, so that this process holds the locks to its end.
+    Each GPU is taken by locking a file. The result is cached, so that the locks are held to the end of the process.
+
+    Args:
+        visible_gpus: The names of the GPUs that this process sees.
+        gpu_count: How many GPUs to take.
+
+    Returns:
+        The taken GPUs. None are taken if fewer than `gpu_count` are free.
     """
-    taken: list[str] = []
+    taken_gpus: list[str] = []
     with ExitStack() as locks:
-        for gpu in visible:
-            if len(taken) < count and locks.enter_context(locked(_build_lock_path(gpu), wait=False)):
-                taken.append(gpu)
-        if len(taken) == count:
-            return OwnGpus(tuple(taken), locks.pop_all())  # without pop_all, the end of the block would release them
+        for gpu_name in visible_gpus:
+            if len(taken_gpus) == gpu_count:
+                break
+
+            file_lock = hold_file_lock(_build_lock_path(gpu_name), wait=False)
+            is_locked = locks.enter_context(file_lock)
+            if is_locked:
+                taken_gpus.append(gpu_name)
+
+        if len(taken_gpus) == gpu_count:
+            held_locks = locks.pop_all()  # otherwise, the end of the block would release them
+            return OwnGpus(tuple(taken_gpus), held_locks)
     return OwnGpus((), ExitStack())
 
 
-def _build_lock_path(gpu: str) -> Path:
-    """Return the file that the process of this user locks which has taken a GPU."""
+def _build_lock_path(gpu_name: str) -> Path:
+    """Return the path of the file that a process of this user locks to take a GPU."""
     folder = Path(gettempdir()) / f"toolformer-dag-{os.getuid()}"
-    return folder / f"gpu-{gpu.replace('/', '-')}.lock"
+    return folder / f"gpu-{gpu_name.replace('/', '-')}.lock"

@@ -7,8 +7,8 @@ To read thoughts from another field or type of part, add its name to one of thes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.mark_scanner import Marks, Span, iter_mark_positions, without_spans
-from toolformer_dag.conversations.record_paths import Path
+from toolformer_dag.conversations.mark_scanner import Marks, TextSpan, iter_mark_positions, remove_spans
+from toolformer_dag.conversations.record_paths import RecordPath
 
 THINKING_TYPES = (
     "thinking",
@@ -32,9 +32,9 @@ THOUGHT_FIELDS = (
     "reasoning_details",
 )
 """Fields of a message beside its content that may hold its thoughts: of several, which repeat each other, the first."""
-LANGCHAIN_FIELDS = "additional_kwargs"
+LANGCHAIN_FIELDS_KEY = "additional_kwargs"
 """The field of LangChain's messages whose object holds such fields."""
-THOUGHT_TEXTS = (
+THOUGHT_TEXT_FIELDS = (
     "thinking",
     "thought",
     "reasoning_content",
@@ -47,7 +47,7 @@ THOUGHT_TEXTS = (
     "summary",
 )
 """Fields of a thought that may hold its text."""
-THINKING = (
+THINKING_MARKS = (
     Marks("<think>", "</think>"),
     Marks("<thinking>", "</thinking>"),
     Marks("<thought>", "</thought>"),
@@ -63,29 +63,34 @@ class Thought(NamedTuple):
     """
 
     text: str
-    paths: tuple[Path, ...]
+    paths: tuple[RecordPath, ...]
 
 
 class WordsAndThoughts(NamedTuple):
-    """A text of the assistant, parted: the words outside of marks of THINKING, and the thoughts between them.
+    """A text of the assistant, split into its words and its thoughts.
 
-    - `spans`: the stretch of each thought with its marks
+    Attributes:
+        words: The text outside of thoughts.
+        thought_texts: The text of each thought, without the marks around it.
+        thought_spans: The span (start, end) of each thought with its marks.
     """
 
     words: str
-    thoughts: Sequence[str]
-    spans: Sequence[Span]
+    thought_texts: Sequence[str]
+    thought_spans: Sequence[TextSpan]
 
 
-def is_thought(part: Mapping[str, Any], kind: object) -> bool:
-    """Return whether a content part is a thought. kind: its type."""
-    return kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS)
+def is_thought(content_part: Mapping[str, Any], part_type: object) -> bool:
+    """Return whether a content part is a thought, by its type such as "thinking" or by a field that marks thoughts."""
+    if part_type in THINKING_TYPES:
+        return True
+    return any(content_part.get(key) for key in THINKING_KEYS)
 
 
 def get_thought_text(thought: Any) -> str:
     """Get the text of a thought.
 
-    The thought may be a text, a list of thoughts, or an object with a text in one of the fields THOUGHT_TEXTS.
+    The thought may be a text, a list of thoughts, or an object with a text in one of the fields THOUGHT_TEXT_FIELDS.
 
     Returns:
         The text, or "" if there is none, as in thoughts that a provider has encrypted.
@@ -95,12 +100,14 @@ def get_thought_text(thought: Any) -> str:
     if isinstance(thought, list):
         return join_thoughts(map(get_thought_text, thought))
     if isinstance(thought, Mapping):
-        texts = (get_thought_text(thought.get(key)) for key in THOUGHT_TEXTS)
-        return next(filter(None, texts), "")
+        for key in THOUGHT_TEXT_FIELDS:
+            text = get_thought_text(thought.get(key))
+            if text:
+                return text
     return ""
 
 
-def find_thought_beside_content(message: Mapping[str, Any], path: Path) -> Thought | None:
+def find_thought_beside_content(message: Mapping[str, Any], path: RecordPath) -> Thought | None:
     """Find the thought in the fields of a message that stand beside its content, such as `reasoning_content`.
 
     LangChain keeps such fields in an object, `additional_kwargs`.
@@ -113,21 +120,21 @@ def find_thought_beside_content(message: Mapping[str, Any], path: Path) -> Thoug
         The thought, or None if there is none. Several such fields repeat one thought: its text is taken from the first
         field, and its paths lead to all of them.
     """
-    names = [name for name in THOUGHT_FIELDS if name in message and get_thought_text(message[name])]
-    if names:
-        text = get_thought_text(message[names[0]])
-        paths = tuple((*path, name) for name in names)
+    field_names = [name for name in THOUGHT_FIELDS if name in message and get_thought_text(message[name])]
+    if field_names:
+        text = get_thought_text(message[field_names[0]])
+        paths = tuple((*path, name) for name in field_names)
         return Thought(text, paths)
 
-    langchain_fields = message.get(LANGCHAIN_FIELDS)
+    langchain_fields = message.get(LANGCHAIN_FIELDS_KEY)
     if isinstance(langchain_fields, Mapping):
-        return find_thought_beside_content(langchain_fields, (*path, LANGCHAIN_FIELDS))
+        return find_thought_beside_content(langchain_fields, (*path, LANGCHAIN_FIELDS_KEY))
     return None
 
 
-def join_thoughts(thoughts: Iterable[str]) -> str:
-    """Return several thoughts as one text, with an empty line between them."""
-    return "\n\n".join(filter(None, thoughts))
+def join_thoughts(thought_texts: Iterable[str]) -> str:
+    """Join several thoughts to one text, with an empty line between them. Empty thoughts are left out."""
+    return "\n\n".join(filter(None, thought_texts))
 
 
 def split_words_and_thoughts(text: str) -> WordsAndThoughts:
@@ -139,60 +146,69 @@ def split_words_and_thoughts(text: str) -> WordsAndThoughts:
     if not spans:
         return WordsAndThoughts(text, (), ())
 
-    outer_spans = _merge_overlapping_spans(spans)
-    thoughts = [_without_marks(text[start:end]) for start, end in outer_spans]
-    return WordsAndThoughts(without_spans(text, spans).strip(), thoughts, outer_spans)
+    words = remove_spans(text, spans).strip()
+    thought_spans = _merge_overlapping_spans(spans)
+    thought_texts = [_strip_thinking_marks(text[start:end]) for start, end in thought_spans]
+    return WordsAndThoughts(words, thought_texts, thought_spans)
 
 
-def without_thoughts(text: str) -> str:
-    """Return a text without its thoughts; unchanged where it has none."""
+def remove_thoughts(text: str) -> str:
+    """Return a text without its thoughts, such as `<think>Hm.</think>`. A text without thoughts stays unchanged."""
     return split_words_and_thoughts(text).words
 
 
-def marked_thoughts(text: str, path: Path | None) -> list[Thought]:
-    """Return the thoughts between marks in a text. path: of the text; None where thoughts can have no path."""
-    _, thoughts, spans = split_words_and_thoughts(text)
-    marked = []
-    for thought, span in zip(thoughts, spans, strict=True):
-        marked.append(Thought(thought, () if path is None else ((*path, span),)))
-    return marked
+def list_marked_thoughts(text: str, text_path: RecordPath | None) -> list[Thought]:
+    """List the thoughts between marks in a text, such as `<think>Hm.</think>`.
+
+    Args:
+        text: The text.
+        text_path: The path to the text in the record, or None if it has none. Then its thoughts have no paths either.
+    """
+    parts = split_words_and_thoughts(text)
+    thoughts = []
+    for thought_text, span in zip(parts.thought_texts, parts.thought_spans, strict=True):
+        paths = () if text_path is None else ((*text_path, span),)
+        thoughts.append(Thought(thought_text, paths))
+    return thoughts
 
 
-def find_thinking_spans(text: str) -> list[Span]:
-    """Find the stretches of thinking in a text, such as `<think>Hm.</think>`.
+def find_thinking_spans(text: str) -> list[TextSpan]:
+    """Find the spans of thinking in a text, such as `<think>Hm.</think>`.
 
     A closing mark without an opening one closes thinking that begins with the text, because some templates open it in
     the prompt. An opening mark without a closing one counts only at the beginning: there the model was cut off.
 
     Returns:
-        The stretches with their marks, sorted.
+        The spans with their marks, sorted.
     """
-    spans = list[Span]()
-    for marks in THINKING:
-        spans += _iter_thinking_between(text, marks)
+    spans = list[TextSpan]()
+    for marks in THINKING_MARKS:
+        spans += _iter_thinking_spans(text, marks)
     return sorted(spans)
 
 
-def _iter_thinking_between(text: str, marks: Marks) -> Iterator[Span]:
-    """Find the stretches of a text between an opening mark such as `<think>` and its closing mark.
+def _iter_thinking_spans(text: str, marks: Marks) -> Iterator[TextSpan]:
+    """Find the spans of a text between an opening mark such as `<think>` and its closing mark.
 
-    If the prompt has opened the thinking already, the first stretch begins with the text and has no opening mark.
+    If the prompt has opened the thinking already, the first span begins with the text and has no opening mark.
 
     Yields:
-        The stretches with their marks.
+        The spans with their marks.
     """
-    prompted_end = _find_end_of_prompted_thinking(text, marks)  # 0 where the prompt opened none
+    prompted_end = _find_end_of_prompted_thinking(text, marks)  # 0 if the prompt opened none
     if prompted_end > 0:
         yield 0, prompted_end
 
-    for positions in iter_mark_positions(text, marks, start=prompted_end):
-        if positions.closing is not None:
-            yield positions.opening, positions.closing + len(marks.closing)
+    for positions in iter_mark_positions(text, marks, search_start=prompted_end):
+        if positions.closing_start is not None:
+            yield positions.opening_start, positions.closing_start + len(marks.closing)
             continue
 
-        begins_text = not text[: positions.opening].strip()
-        if begins_text:  # the model was cut off while thinking; an unclosed mark elsewhere is only mentioned
-            yield positions.opening, len(text)
+        # At the beginning of a text, an unclosed mark means that the model was cut off while thinking. Elsewhere the
+        # mark is only mentioned.
+        begins_text = not text[: positions.opening_start].strip()
+        if begins_text:
+            yield positions.opening_start, len(text)
 
 
 def _find_end_of_prompted_thinking(text: str, marks: Marks) -> int:
@@ -209,20 +225,26 @@ def _find_end_of_prompted_thinking(text: str, marks: Marks) -> int:
     return first_closing + len(marks.closing)
 
 
-def _merge_overlapping_spans(spans: Sequence[Span]) -> list[Span]:
-    """Join the stretches that overlap. They have to be in the order of the text."""
-    outer_spans = list[Span]()
+def _merge_overlapping_spans(spans: Sequence[TextSpan]) -> list[TextSpan]:
+    """Join the spans that overlap: [(0, 4), (3, 6), (8, 9)] becomes [(0, 6), (8, 9)].
+
+    Args:
+        spans: The spans (start, end), in the order of the text.
+    """
+    merged_spans = list[TextSpan]()
+    last_start, last_end = 0, 0
     for start, end in spans:
-        if not outer_spans or start >= outer_spans[-1][1]:
-            outer_spans.append((start, end))
+        if merged_spans and start < last_end:
+            last_end = max(last_end, end)
+            merged_spans[-1] = (last_start, last_end)
         else:
-            first_start, last_end = outer_spans[-1]
-            outer_spans[-1] = (first_start, max(last_end, end))
-    return outer_spans
+            last_start, last_end = start, end
+            merged_spans.append((start, end))
+    return merged_spans
 
 
-def _without_marks(thought: str) -> str:
-    """Return a stretch of thinking without the marks around it."""
-    for marks in THINKING:
-        thought = thought.removeprefix(marks.opening).removesuffix(marks.closing)
-    return thought.strip()
+def _strip_thinking_marks(thought_text: str) -> str:
+    """Return a thought without the marks around it: "Hm." for `<think>Hm.</think>`."""
+    for marks in THINKING_MARKS:
+        thought_text = thought_text.removeprefix(marks.opening).removesuffix(marks.closing)
+    return thought_text.strip()

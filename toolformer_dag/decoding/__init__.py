@@ -3,7 +3,7 @@
 A text is written in five steps. `generate` in greedy.py has them in code; `serving/` takes the same steps for texts
 that come and go:
 
-1. Prefill: the tokens so far run through the model, many texts in a batch (`Backend.greedy`).
+1. Prefill: the tokens so far run through the model, many texts in a batch (`Backend.start_greedy_rows`).
 2. Choose: each text gets the likeliest token that no rule forbids (token_choice.py; the rules are in rules.py, what
    they forbid is in text_since_call.py). Where ` [` is among the k likeliest tokens, a call begins.
 3. Write a call: after ` [`, only tokens that can become `Name(input) ->` are chosen (written_call.py).

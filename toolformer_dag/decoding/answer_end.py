@@ -6,7 +6,7 @@ next decides, so that "3.5" and "p.m. and" go on. Text in other scripts ends at 
 
 import re
 
-_ENDING = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？]+[」』”’）]*|\n")
+_SENTENCE_ENDING = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？]+[」』”’）]*|\n")
 """Punctuation that may end a sentence, with the quotes and brackets that it closes, or a line end."""
 _ABBREVIATIONS = {
     "mr",
@@ -27,16 +27,19 @@ _ABBREVIATIONS = {
     "i.e",
 }
 _LONGEST_ABBREVIATION = max(map(len, _ABBREVIATIONS))
-_NEXT_SIGN = re.compile(r"\S")
-_CLOSED = re.compile(r"[.!?…。！？][\"'”’»)\]」』）]*$")
+_NON_SPACE = re.compile(r"\S")
+_FINAL_PUNCTUATION = re.compile(r"[.!?…。！？][\"'”’»)\]」』）]*$")
 
 
-def may_have_ended(text: str) -> bool:
-    """Return whether `text` ends with the punctuation of a sentence, as "It was 3." does. What follows decides."""
-    return _CLOSED.search(text) is not None
+def has_final_punctuation(text: str) -> bool:
+    """Return whether a text ends with the punctuation of a sentence, as "It was 3." does.
+
+    Whether the sentence really ends there depends on what follows, for example a digit.
+    """
+    return _FINAL_PUNCTUATION.search(text) is not None
 
 
-def answer_end(text: str) -> int | None:
+def find_answer_end(text: str) -> int | None:
     """Find where the first sentence or line ends that has words.
 
     A sentence ends at `.`, `!`, `?` or `…` before white space, but not before a lower-case letter, nor at the period of
@@ -48,15 +51,15 @@ def answer_end(text: str) -> int | None:
         The length of the text up to that end, in characters and without the line end. None if nothing has ended yet.
 
     Example:
-        answer_end("It was 3.5 km. Then")  # 14, the length of "It was 3.5 km."
-        answer_end("Dr. Smith came\\n")  # 14, without the line end
-        answer_end("Dr. Smith")  # None
+        find_answer_end("It was 3.5 km. Then")  # 14, the length of "It was 3.5 km."
+        find_answer_end("Dr. Smith came\\n")  # 14, without the line end
+        find_answer_end("Dr. Smith")  # None
     """
     first_word = re.search(r"\w", text)
     if first_word is None:
         return None
 
-    for ending in _ENDING.finditer(text):
+    for ending in _SENTENCE_ENDING.finditer(text):
         has_words = first_word.start() < ending.start()
         if has_words and not _is_within_sentence(ending, text):
             is_line_end = ending[0] == "\n"
@@ -71,7 +74,7 @@ def _is_within_sentence(ending: re.Match[str], text: str) -> bool:
     an abbreviation ("Dr. Smith").
 
     Args:
-        ending: The punctuation or line end, as a match of `_ENDING` in the text.
+        ending: The punctuation or line end, as a match of `_SENTENCE_ENDING` in the text.
         text: The text.
     """
     punctuation = ending[0]
@@ -80,7 +83,7 @@ def _is_within_sentence(ending: re.Match[str], text: str) -> bool:
     if punctuation[0] in "\n。！？":
         return False
 
-    next_character = _NEXT_SIGN.search(text, ending.end())  # after the white space
+    next_character = _NON_SPACE.search(text, ending.end())  # after the white space
     if next_character and next_character[0].islower():
         return True
 

@@ -12,65 +12,68 @@ from toolformer_dag.decoding.written_call import WrittenCall
 class FinishedText:
     """The finished part of a text after its prompt, and what `Generation` counts and records of it.
 
-    - `text`: the text with its calls and their results.
-    - `plain`: the text without calls.
-    - `token_count`: the number of tokens that the model chose, including those of calls.
-    - `look_alikes`: how many texts were removed that only looked like calls.
-    - `chances`: p of ` [`, which begins a call, before each token, if the rules trace it.
-    - `likelihoods`: log p of each token outside calls, if the rules ask for it.
-    - `start_probability`: p of ` [` where the first call began; before that call, the largest p so far.
+    Attributes:
+        text: The text with its calls and their results.
+        plain_text: The text without calls.
+        token_count: The number of tokens that the model chose, including those of calls.
+        look_alike_count: How many texts were removed that only looked like calls.
+        start_chances: The model's p of ` [`, which begins a call, before each token, if the rules trace it.
+        token_likelihoods: Log p of each token outside calls, if the rules ask for it.
+        start_probability: The model's p of ` [` where the first call began. Before that call, the largest p so far.
     """
 
     text: str = ""
-    plain: str = ""
+    plain_text: str = ""
     token_count: int = 0
-    look_alikes: int = 0
-    chances: list[StartChance] = field(default_factory=list)
-    likelihoods: list[TokenLikelihood] = field(default_factory=list)
+    look_alike_count: int = 0
+    start_chances: list[StartChance] = field(default_factory=list)
+    token_likelihoods: list[TokenLikelihood] = field(default_factory=list)
     start_probability: float | None = None
 
-    def add_text(self, since_call: TextSinceCall, last_text: str | None) -> None:
+    def add_text(self, text_since_call: TextSinceCall, following_text: str | None) -> None:
         """Append the plain text that was written since the last tool call, with the probabilities recorded for it.
 
         Args:
-            since_call: The text since the last call.
-            last_text: What follows it: " [" before a call, "" at the end of the text, None if plain text goes on there.
+            text_since_call: The text since the last call.
+            following_text: What follows it: " [" before a call, "" at the end of the text, None if plain text goes on
+                there.
         """
-        new_text = since_call.text()
+        new_text = text_since_call.decode_text()
         self.text += new_text  # besides plain text, it has the calls with their results
-        self.plain += new_text
-        self.token_count += since_call.token_count
+        self.plain_text += new_text
+        self.token_count += text_since_call.token_count
 
         # This is empty unless the rules trace how likely a call was before each token.
-        self.chances += since_call.list_start_chances(last_text)
+        self.start_chances += text_since_call.list_start_chances(following_text)
 
-        records_log_p = since_call.rules.likeliest is not None
+        records_log_p = text_since_call.rules.likeliest_token_count is not None
         if records_log_p:
-            self.likelihoods += [since_call.likelihood(index) for index in range(since_call.token_count)]
+            for token_index in range(text_since_call.token_count):
+                self.token_likelihoods.append(text_since_call.get_likelihood(token_index))
 
-    def count_call(self, call: WrittenCall) -> None:
+    def count_call_tokens(self, call: WrittenCall) -> None:
         """Add the tokens of a written call to `token_count`, including those of ` [`, with which it begins."""
-        self.token_count += len(call.vocabulary.start) + len(call.tokens)
+        self.token_count += len(call.vocabulary.start_tokens) + len(call.tokens)
 
-    def record_start_probability(self, since_call: TextSinceCall, *, before_call: bool) -> None:
+    def record_start_probability(self, text_since_call: TextSinceCall, *, is_before_call: bool) -> None:
         """Record in `start_probability` how likely the first call of the text was to begin.
 
         This is the model's probability of ` [` where the call began. As long as there is no call, it is the largest
         probability so far. The method is only used until the first call is answered.
 
         Args:
-            since_call: The text since the last call, with the probabilities of ` [` recorded in it.
-            before_call: Whether a call began at the end of this text.
+            text_since_call: The text since the last call, with the probabilities of ` [` recorded in it.
+            is_before_call: Whether a call began at the end of this text.
         """
-        p_by_token_index = since_call.scores.start_probabilities
-        if before_call:
-            call_index = since_call.token_count
+        p_by_token_index = text_since_call.token_scores.start_probability_by_index
+        if is_before_call:
+            call_index = text_since_call.token_count
             self.start_probability = p_by_token_index.get(call_index)
         else:
             largest_so_far = self.start_probability or 0.0
             self.start_probability = max([largest_so_far, *p_by_token_index.values()])
 
-    def generation(self, memory: TextMemory, reason: str | None) -> Generation:
+    def build_generation(self, memory: TextMemory, reason: str | None) -> Generation:
         """Build the final result of decoding, once the text has ended.
 
         Args:
@@ -79,12 +82,12 @@ class FinishedText:
         """
         return Generation(
             text=self.text,
-            plain=self.plain,
-            calls=tuple(memory.calls),
-            tokens=self.token_count,
+            plain_text=self.plain_text,
+            calls=tuple(memory.answered_calls),
+            token_count=self.token_count,
             reason=reason,
-            look_alikes=self.look_alikes,
-            chances=tuple(self.chances),
-            likelihoods=tuple(self.likelihoods),
-            p_start=self.start_probability,
+            look_alike_count=self.look_alike_count,
+            start_chances=tuple(self.start_chances),
+            token_likelihoods=tuple(self.token_likelihoods),
+            start_probability=self.start_probability,
         )

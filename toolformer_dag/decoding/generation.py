@@ -4,20 +4,20 @@ from dataclasses import dataclass, field
 
 from toolformer_dag.texts.calls import Call, format_call
 
-DECODING = 8  # raise this when the same model would write another text after the same prompt
-TOOL_DOWN = "tool_down"
+DECODING_VERSION = 8  # raise this when the same model would write another text after the same prompt
+TOOL_DOWN_REASON = "tool_down"
 """The reason of a call without a result whose tool raised ToolDown."""
-RECORDED = 10
-"""p of ` [` is recorded where fewer than 10 tokens are likelier, even if no call may begin; so every p > 1/11 is."""
-REPEATED = "repeated_call"
+MAX_RECORDED_RANK = 10
+"""The p of ` [` is recorded where fewer than 10 tokens are likelier, even if no call may begin: so every p > 1/11."""
+REPEATED_CALL = "repeated_call"
 """The reason of a call that is already in the text with its result."""
-NO_END = "no_end"
+NO_CALL_END = "no_end"
 """The reason of a call without `->` within the limit of tokens, in whose input `)` was never likely."""
 EMPTY_PROMPT = "empty_prompt"
 """Why nothing was written: the prompt is empty, and the tokenizer adds no BOS."""
 DOES_NOT_FIT = "does_not_fit"
 """Why nothing was written: the prompt fills the context."""
-UNLISTED = -9999.0
+UNLISTED_LOG_PROBABILITY = -9999.0
 """In place of the log p of a token that is not among the recorded likeliest ones, as in OpenAI's protocol."""
 
 REMEDIES = {
@@ -39,10 +39,12 @@ def explain_nothing_written(reason: str) -> str:
 class DecodedCall:
     """A tool call that the model began to write, with its result or the reason why it has none.
 
-    - `tool`: the tool's name; "" if not even the name was complete.
-    - `input`: the input as far as it was written; all that was written if the name was not complete.
-    - `result`: the tool's answer; None if there is a `reason`.
-    - `reason`: the tool's own, the runner's (`lost:...`), `tool_down`, `repeated_call` or `no_end`; else None.
+    Attributes:
+        tool: The tool's name. It is "" if not even the name was complete.
+        input: The input as far as it was written, or all that was written if the name was not complete.
+        result: The tool's answer. None if there is a `reason`.
+        reason: Why there is no result: the tool's own reason, one of the runner (`lost:...`), `tool_down`,
+            `repeated_call` or `no_end`. None if there is a result or the call was not run yet.
     """
 
     tool: str
@@ -65,9 +67,10 @@ def format_decoded_call(call: DecodedCall) -> str:
 class StartChance:
     """How likely a tool call was at one position of the text, outside calls.
 
-    - `text`: what was written there: a token, or ` [` if a call began.
-    - `probability`: the model's p of ` [`, even if the rules forbid a call there.
-    - `rank`: how many tokens were likelier; a call may begin if this is below k.
+    Attributes:
+        text: What was written there: a token, or ` [` if a call began.
+        probability: The model's p of ` [`, even if the rules forbid a call there.
+        rank: How many tokens were likelier. A call may begin if this is below k.
     """
 
     text: str
@@ -77,56 +80,65 @@ class StartChance:
 
 @dataclass(frozen=True, slots=True)
 class TokenLikelihood:
-    """A token outside calls with its log p, and `likeliest`: the texts and log p of the likeliest tokens there."""
+    """A token outside calls, with the model's log probability of it and of the likeliest tokens in its place.
+
+    Attributes:
+        text: The characters of the token.
+        log_probability: The log p of the token. UNLISTED_LOG_PROBABILITY if it was not among the recorded tokens.
+        likeliest_tokens: Pairs of the text and the log p of the likeliest tokens in its place, likeliest first.
+    """
 
     text: str
     log_probability: float
-    likeliest: tuple[tuple[str, float], ...]
+    likeliest_tokens: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """The text that was written after a prompt.
 
-    - `text`: the text with its calls and their results.
-    - `plain`: the text without them.
-    - `calls`: all calls in order; calls without a result are not in `text`.
-    - `tokens`: the number of tokens that the model chose, including those of calls.
-    - `reason`: why nothing was written: `does_not_fit` (the prompt fills the context) or `empty_prompt` (the prompt is
-      empty, and the tokenizer adds no BOS); else None.
-    - `look_alikes`: how many times decoding removed text that only looks like a call, such as `<QA(`.
-    - `chances`: the chance of a call at every position, if the rules trace it.
-    - `likelihoods`: the tokens of `plain` with log p, if the rules ask for them. The last ones may be beyond the end of
-      `plain`, where a stop word was cut off.
-    - `p_start`: the model's p of ` [` where the first call began. Without a call, the largest p of ` [` at positions
-      where it was among the RECORDED likeliest tokens. Its last digits depend on the batch.
+    Attributes:
+        text: The text with its calls and their results.
+        plain_text: The text without them.
+        calls: All calls in order, of which those without a result are not in `text`.
+        token_count: The number of tokens that the model chose, including those of calls.
+        reason: Why nothing was written: `does_not_fit` (the prompt fills the context) or `empty_prompt` (the prompt is
+            empty, and the tokenizer adds no BOS). Otherwise None.
+        look_alike_count: How many times decoding removed text that only looks like a call, such as `<QA(`.
+        start_chances: The chance of a call at every position, if the rules trace it.
+        token_likelihoods: The tokens of `plain_text` with log p, if the rules ask for them. The last ones may be beyond
+            the end of `plain_text`, where a stop word was cut off.
+        start_probability: The model's p of ` [` where the first call began. Without a call, the largest p of ` [` at
+            positions where it was among the likeliest tokens (`MAX_RECORDED_RANK`). Its last digits depend on the
+            batch.
     """
 
     text: str
-    plain: str
+    plain_text: str
     calls: tuple[DecodedCall, ...]
-    tokens: int
+    token_count: int
     reason: str | None = None
-    look_alikes: int = 0
-    chances: tuple[StartChance, ...] = ()
-    likelihoods: tuple[TokenLikelihood, ...] = ()
-    p_start: float | None = field(default=None, compare=False)
+    look_alike_count: int = 0
+    start_chances: tuple[StartChance, ...] = ()
+    token_likelihoods: tuple[TokenLikelihood, ...] = ()
+    start_probability: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPiece:
     """A piece of a text, as a watcher gets it while the text is decoded.
 
-    - `prompt`: the index of the prompt.
-    - `text`: the characters that were added to the text, or to the call if `in_call`; a call begins with ` [`.
-    - `in_call`: whether the piece belongs to a call.
-    - `call`: in the last piece of a call, the call with its result or reason; `text` is "" then. Of a call that was cut
-      at its limit of tokens, earlier pieces may hold more than `call`.
-    - `likelihoods`: outside calls, the tokens that begin in `text`, with log p, if the rules ask for them.
+    Attributes:
+        prompt_index: The index of the prompt.
+        text: The characters that were added to the text, or to the call if `is_in_call`. A call begins with ` [`.
+        is_in_call: Whether the piece belongs to a call.
+        answered_call: In the last piece of a call, the call with its result or reason. Then `text` is "". Of a call
+            that was cut at its limit of tokens, earlier pieces may hold more than `answered_call`.
+        token_likelihoods: Outside calls, the tokens that begin in `text`, with log p, if the rules ask for them.
     """
 
-    prompt: int
+    prompt_index: int
     text: str
-    in_call: bool
-    call: DecodedCall | None = None
-    likelihoods: tuple[TokenLikelihood, ...] = ()
+    is_in_call: bool
+    answered_call: DecodedCall | None = None
+    token_likelihoods: tuple[TokenLikelihood, ...] = ()

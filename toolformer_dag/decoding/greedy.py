@@ -3,16 +3,18 @@
 Where calls begin:
 
 - A call begins if ` [` is among the k likeliest next tokens, unless the limit on calls is reached, or p of ` [` is
-  below the `min_probability` of every tool. Calls have text between them. Only in a chain, up to `depth` calls
-  directly follow each other: after a call the next one begins if ` [` is the likeliest token.
-- With `offer`, only the tools that fit the text best may be called, and none if no tool shares a word with it.
+  below the minimum of every tool (`min_start_probability_by_tool`). Calls have text between them. Only in a chain, up
+  to `max_chain_calls` calls directly follow each other: after a call the next one begins if ` [` is the likeliest
+  token.
+- With `choose_offered_tools`, only the tools that fit the text best may be called, and none if no tool shares a word
+  with it.
 - Text that only looks like a call, such as `<QA(`, is removed from its bracket on, and the text goes on without a
   bracket there.
 
 How a call is written:
 
 - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with a tool that may be
-  called. If p of ` [` is below the `min_probability` of the tool, the call is removed after its name.
+  called. If p of ` [` is below the minimum of this tool, the call is removed after its name.
 - At the limit of tokens, a call is cut where `)` was likeliest in its input, if it was among the k likeliest tokens
   there; else it has no result.
 
@@ -32,13 +34,13 @@ from math import ceil
 from toolformer_dag.decoding.generation import Generation
 from toolformer_dag.decoding.open_calls import run_open_calls
 from toolformer_dag.decoding.rules import DecodingRules
-from toolformer_dag.decoding.token_choice import write_tokens
+from toolformer_dag.decoding.token_choice import write_next_tokens
 from toolformer_dag.decoding.written_text import TextState, WrittenText
 from toolformer_dag.model.backend import Backend
-from toolformer_dag.model.engine import backend_of
-from toolformer_dag.model.memory import batches
+from toolformer_dag.model.engine import get_backend
+from toolformer_dag.model.memory import iter_batches
 
-BATCH_TOKENS = 16_384
+MAX_BATCH_TOKENS = 16_384
 """The maximum size of a batch in tokens: the length of its longest text times the number of texts."""
 
 
@@ -64,8 +66,11 @@ def generate(
         One result per prompt, in the same order.
     """
     if backend is None:
-        backend = backend_of(rules.language_model)
-    texts = _build_texts(rules, prompts, contexts or [""] * len(prompts))
+        backend = get_backend(rules.language_model)
+    if not contexts:
+        contexts = [""] * len(prompts)
+
+    texts = _start_texts(rules, prompts, contexts)
 
     while not all(text.has_ended for text in texts):
         ready_texts = _select_texts_in_state(texts, TextState.READY)
@@ -73,9 +78,9 @@ def generate(
             _write_until_calls(backend, batch)
 
         waiting_texts = _select_texts_in_state(texts, TextState.WAITING)
-        _answer_calls(waiting_texts, rules)
+        _run_and_continue_calls(waiting_texts, rules)
 
-    return [text.generation() for text in texts]
+    return [text.build_generation() for text in texts]
 
 
 def _select_texts_in_state(texts: Sequence[WrittenText], state: TextState) -> list[WrittenText]:
@@ -84,26 +89,27 @@ def _select_texts_in_state(texts: Sequence[WrittenText], state: TextState) -> li
 
 
 def _write_until_calls(backend: Backend, texts: list[WrittenText]) -> None:
-    """Write a batch of texts until the model can write none of them any further (steps 1 to 3).
+    """Write a batch of texts until the model can write none of them any further.
 
     Each text has then ended, waits for the result of a tool, or must be read by the model again.
     """
-    batch = backend.greedy([text.get_tokens_to_prefill() for text in texts])
+    batch = backend.start_greedy_rows([text.get_tokens_to_prefill() for text in texts])
     for text in texts:
         text.start_writing()
 
+    # Each round writes a token in each text and returns the texts that go on. The others leave the batch.
     while texts:
-        texts = write_tokens(batch, texts)
+        texts = write_next_tokens(batch, texts)
 
 
-def _answer_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> None:
-    """Run the call for which each text waits, and let the texts go on after it (steps 4 and 5)."""
+def _run_and_continue_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> None:
+    """Run the call for which each text waits, and let the texts go on after it."""
     answered_calls = run_open_calls(texts, rules)
     for text, call in zip(texts, answered_calls, strict=True):
-        text.go_on(text.accepted(call))
+        text.continue_after_call(text.drop_repeated_result(call))
 
 
-def _build_texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]) -> list[WrittenText]:
+def _start_texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]) -> list[WrittenText]:
     """Start a text for each prompt, with nothing written after the prompt yet.
 
     Args:
@@ -114,9 +120,9 @@ def _build_texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequenc
     encoding = rules.language_model.encoding
 
     texts = []
-    for index, encoded in enumerate(encoding.texts(prompts)):
-        prompt_tokens = encoding.bos + encoded.ids
-        text = WrittenText(rules, prompt_tokens, prompt=index, context=contexts[index])
+    for index, encoded in enumerate(encoding.encode_texts(prompts)):
+        prompt_tokens = encoding.bos_ids + encoded.token_ids
+        text = WrittenText(rules, prompt_tokens, prompt_index=index, tool_context=contexts[index])
         texts.append(text)
     return texts
 
@@ -124,27 +130,28 @@ def _build_texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequenc
 def _split_into_batches(backend: Backend, texts: Sequence[WrittenText]) -> list[list[WrittenText]]:
     """Split texts into batches for the model, with texts of similar length in the same batch.
 
-    A batch has at most `backend.greedy_rows` texts, and at most BATCH_TOKENS tokens if all its texts grow as long as
-    the longest one may. Only a batch with a single text may be larger. How texts are split changes no result.
+    A batch has at most `backend.max_greedy_rows` texts, and at most MAX_BATCH_TOKENS tokens if all its texts grow as
+    long as the longest one may. Only a batch with a single text may be larger. How texts are split changes no result.
     """
     texts_by_length = sorted(texts, key=lambda text: len(text.get_tokens_to_prefill()))
-    token_counts = [_count_batch_tokens(text, backend) for text in texts_by_length]
+    # Each count is at least MAX_BATCH_TOKENS / `max_greedy_rows`, so that the limit of tokens also limits the texts.
+    token_counts = [_count_reserved_tokens(text, backend) for text in texts_by_length]
 
     batches_of_texts = []
-    for indices in batches(range(len(texts_by_length)), token_counts, BATCH_TOKENS):
+    for indices in iter_batches(range(len(texts_by_length)), token_counts, MAX_BATCH_TOKENS):
         batches_of_texts.append([texts_by_length[index] for index in indices])
     return batches_of_texts
 
 
-def _count_batch_tokens(text: WrittenText, backend: Backend) -> int:
-    """Return how many of the BATCH_TOKENS tokens of a batch are reserved for a text.
+def _count_reserved_tokens(text: WrittenText, backend: Backend) -> int:
+    """Return how many of the MAX_BATCH_TOKENS tokens of a batch are reserved for a text.
 
-    These are the tokens that it may grow to, or more if otherwise a batch could get more than `backend.greedy_rows`
-    texts.
+    These are the tokens that it may grow to, or more if otherwise a batch could get more than
+    `backend.max_greedy_rows` texts.
     """
     # A text that may outgrow the context gets a batch of its own: others would be padded to it, beyond the context.
-    if text.most_tokens > backend.context_length:
-        return BATCH_TOKENS
+    if text.max_tokens_until_prefill > backend.context_length:
+        return MAX_BATCH_TOKENS
 
-    least_tokens = ceil(BATCH_TOKENS / backend.greedy_rows)
-    return max(text.most_tokens, least_tokens)
+    least_tokens = ceil(MAX_BATCH_TOKENS / backend.max_greedy_rows)
+    return max(text.max_tokens_until_prefill, least_tokens)

@@ -4,28 +4,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from toolformer_dag.decoding.generation import REPEATED, UNLISTED, DecodedCall, StartChance, TokenLikelihood
-from toolformer_dag.decoding.look_alikes import OPENING, closes_unopened_bracket, look_alike_start
+from toolformer_dag.decoding.generation import (
+    REPEATED_CALL,
+    UNLISTED_LOG_PROBABILITY,
+    DecodedCall,
+    StartChance,
+    TokenLikelihood,
+)
+from toolformer_dag.decoding.look_alikes import OPENING_BRACKET, closes_unopened_bracket, find_look_alike_start
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.text_memory import TextMemory
 from toolformer_dag.decoding.token_scores import TokenScores
-from toolformer_dag.decoding.written_call import INCOMPLETE
+from toolformer_dag.decoding.written_call import INCOMPLETE_CHARACTER
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenRules:
-    """What may come first after a tool call or a removal of text. It concerns this one place; see `TextMemory`.
+    """What may come first after a tool call or a removal of text. It concerns only this one place in the text.
 
-    - `results_before`: the number of calls with results directly before the first token.
-    - `failed_tools`: the tools that were called here and gave no result; another tool is called next.
-    - `no_call`: whether no call may begin here, because one was refused here.
-    - `no_bracket`: whether no opening bracket may come here, because text such as `<QA(` was removed here.
+    Attributes:
+        preceding_result_count: The number of calls with results directly before the first token.
+        failed_tool_names: The tools that were called here and gave no result. Another tool is called next.
+        forbids_call: Whether no call may begin here, because one was refused here.
+        forbids_opening_bracket: Whether no opening bracket may come here, because text such as `<QA(` was removed here.
     """
 
-    results_before: int = 0
-    failed_tools: frozenset[str] = frozenset()
-    no_call: bool = False
-    no_bracket: bool = False
+    preceding_result_count: int = 0
+    failed_tool_names: frozenset[str] = frozenset()
+    forbids_call: bool = False
+    forbids_opening_bracket: bool = False
 
 
 @dataclass(slots=True)
@@ -34,25 +41,27 @@ class TextSinceCall:
 
     A token index counts them from 0: before index 2, two of these tokens are written.
 
-    - `memory`: what the whole text remembers of its calls; it does not change while this object is written.
-    - `tokens_before`: all earlier tokens of the text, including the prompt.
-    - `max_tokens`: the maximum number of `tokens`.
-    - `first_token`: what may come at index 0.
-    - `tokens`: the tokens so far. All tokens of the text are `tokens_before + tokens`.
-    - `cut_length`: the number of characters after which the text is cut, for a stop word or a sentence; else None.
-    - `scores`: the model's probabilities, by token index.
+    Attributes:
+        memory: What the whole text remembers of its calls. It does not change while this object is written.
+        preceding_tokens: All earlier tokens of the text, including the prompt.
+        max_tokens: The maximum number of `tokens`.
+        first_token_rules: What may come at index 0.
+        tokens: The tokens so far. All tokens of the text are `preceding_tokens + tokens`.
+        cut_length: The number of characters after which the text is cut, for a stop word or a sentence. Otherwise None.
+        token_scores: The model's probabilities, by token index.
     """
 
     rules: DecodingRules
     memory: TextMemory
-    tokens_before: list[int]
+    preceding_tokens: list[int]
     max_tokens: int
-    first_token: FirstTokenRules
+    first_token_rules: FirstTokenRules
     tokens: list[int] = field(default_factory=list)
     cut_length: int | None = None
-    scores: TokenScores = field(default_factory=TokenScores)
-    _offered_tools: dict[int, frozenset[str]] = field(default_factory=dict)  # cache of `offered_tools`
-    _likelihoods: list[TokenLikelihood] = field(default_factory=list)  # cache of `likelihood`, by token index
+    token_scores: TokenScores = field(default_factory=TokenScores)
+    # Caches of `get_offered_tools` and `get_likelihood`, by token index.
+    _cached_offered_tools: dict[int, frozenset[str]] = field(default_factory=dict)
+    _cached_likelihoods: list[TokenLikelihood] = field(default_factory=list)
 
     # What is written
 
@@ -62,144 +71,154 @@ class TextSinceCall:
         return len(self.tokens)
 
     @property
-    def context_left(self) -> int:
-        """Return how many tokens fit into the model's context after `tokens_before`."""
-        return self.rules.language_model.context_length - len(self.tokens_before)
+    def context_tokens_left(self) -> int:
+        """Return how many tokens fit into the model's context after `preceding_tokens`."""
+        return self.rules.language_model.context_length - len(self.preceding_tokens)
 
     @property
     def is_full(self) -> bool:
         """Return whether `max_tokens` or the model's context is used up, and no stop word ended the text."""
-        has_reached_limit = self.token_count >= min(self.max_tokens, self.context_left)
+        has_reached_limit = self.token_count >= min(self.max_tokens, self.context_tokens_left)
         return has_reached_limit and self.cut_length is None
 
-    def all_tokens(self) -> list[int]:
+    def list_all_tokens(self) -> list[int]:
         """Return all tokens of the text so far, including the prompt."""
-        return self.tokens_before + self.tokens
+        return self.preceding_tokens + self.tokens
 
-    def text(self) -> str:
+    def decode_text(self) -> str:
         """Return the decoded text since the call, cut after `cut_length` characters if that is set."""
-        return self.rules.vocabulary.text(self.tokens, self.tokens_before)[: self.cut_length]
+        return self.rules.vocabulary.decode_text(self.tokens, self.preceding_tokens)[: self.cut_length]
 
-    def addition(self, token: int) -> str:
+    def decode_addition(self, token: int) -> str:
         """Return the characters that `token` would add to the text."""
-        return self.rules.vocabulary.text([token], self.all_tokens())
+        return self.rules.vocabulary.decode_text([token], self.list_all_tokens())
 
-    def shorten_to(self, length: int) -> None:
-        """Remove the last tokens until the text since the call has at most `length` characters."""
-        while len(self.text()) > length:
+    def shorten_text(self, max_characters: int) -> None:
+        """Remove the last tokens until the text since the call has at most `max_characters` characters."""
+        while len(self.decode_text()) > max_characters:
             self.tokens.pop()
-        del self._likelihoods[self.token_count :]
+        del self._cached_likelihoods[self.token_count :]
 
     def is_inside_character(self, token_index: int) -> bool:
         """Return whether a character is incomplete before an index, because only some of its bytes are written."""
         vocabulary = self.rules.vocabulary
-        text_before = vocabulary.text(self.tokens[:token_index], vocabulary.start)
-        return text_before.endswith(INCOMPLETE)
+        text_before = vocabulary.decode_text(self.tokens[:token_index], vocabulary.start_tokens)
+        return text_before.endswith(INCOMPLETE_CHARACTER)
 
     def _list_tokens_until(self, token_index: int) -> list[int]:
         """Return all tokens of the text before an index, including the prompt."""
-        return self.tokens_before + self.tokens[:token_index]
+        return self.preceding_tokens + self.tokens[:token_index]
 
     # Where a call may begin
 
     @property
-    def after_call(self) -> bool:
+    def has_earlier_call(self) -> bool:
         """Return whether any call was made before, with a result or without."""
-        return bool(self.memory.calls)
+        return bool(self.memory.answered_calls)
 
     @property
-    def may_chain(self) -> bool:
-        """Return whether a call may directly follow the last one: up to `rules.depth` calls in a row may."""
-        return 0 < self.first_token.results_before < self.rules.depth
+    def can_chain_call(self) -> bool:
+        """Return whether a call may directly follow the last one: up to `rules.max_chain_calls` calls in a row may."""
+        return 0 < self.first_token_rules.preceding_result_count < self.rules.max_chain_calls
 
     @property
     def is_right_after_result(self) -> bool:
         """Return whether nothing is written yet after a call with a result."""
-        return self.first_token.results_before > 0 and self.token_count == 0
+        return self.first_token_rules.preceding_result_count > 0 and self.token_count == 0
 
     @property
     def top_k(self) -> int:
-        """Return k: a call begins if ` [` is among the k likeliest next tokens. Right after a result k is 1."""
-        return min(self.rules.k, 1) if self.is_right_after_result else self.rules.k
+        """Return k: a call begins if ` [` is among the k likeliest next tokens.
+
+        Right after a result k is 1, or 0 if calls are turned off.
+        """
+        if self.is_right_after_result:
+            return min(self.rules.top_k, 1)
+        return self.rules.top_k
 
     def has_calls_left(self, token_index: int) -> bool:
         """Return whether the limit on calls allows one more, at the index or later."""
-        calls_are_enabled = self.rules.k > 0
-        has_positions_left = self.memory.position_count < self.rules.calls
-        continues_chain = token_index == 0 and self.may_chain  # a chain of calls stands at one position
+        calls_are_enabled = self.rules.top_k > 0
+        has_positions_left = self.memory.call_position_count < self.rules.max_call_positions
+        continues_chain = token_index == 0 and self.can_chain_call  # a chain of calls stands at one position
         return (calls_are_enabled and has_positions_left) or continues_chain
 
-    def may_begin_call(self, token_index: int) -> bool:
+    def can_begin_call(self, token_index: int) -> bool:
         """Return whether a tool call may begin before the token at an index.
 
         It makes no difference how many tokens are likelier there than ` [`, which begins a call.
         """
         # Directly after an earlier call, another one may only follow as part of a chain.
-        follows_call_directly = token_index == 0 and self.after_call
-        if follows_call_directly and not self.may_chain:
+        follows_call_directly = token_index == 0 and self.has_earlier_call
+        if follows_call_directly and not self.can_chain_call:
             return False
 
         if not self.has_calls_left(token_index):
             return False
-        if not self.callable_tools(token_index):
+        if not self.get_callable_tools(token_index):
             return False
 
         # A call cannot begin between the bytes of one character.
         return not self.is_inside_character(token_index)
 
-    def callable_tools(self, token_index: int) -> frozenset[str]:
+    def get_callable_tools(self, token_index: int) -> frozenset[str]:
         """Return the offered tools for which ` [`, which begins a call, is likely enough at an index.
 
-        A tool may need a least probability of ` [` (`rules.min_probability`).
+        A tool may need a minimum probability of ` [` (`rules.min_start_probability_by_tool`).
         """
-        if self.first_token.no_call and token_index == 0:
+        if self.first_token_rules.forbids_call and token_index == 0:
             return frozenset()
 
-        start_probability = self.scores.start_probabilities.get(token_index, 0.0)
-        thresholds = self.rules.min_probability
-        offered_tools = self.offered_tools(token_index)
+        start_probability = self.token_scores.start_probability_by_index.get(token_index, 0.0)
+        thresholds = self.rules.min_start_probability_by_tool
+        offered_tools = self.get_offered_tools(token_index)
         return frozenset(name for name in offered_tools if thresholds.get(name, 0.0) <= start_probability)
 
     @property
-    def permitted_tools(self) -> frozenset[str]:
-        """Return the tools that calls in this text may name. A rule that bars a tool after earlier calls belongs here.
+    def permitted_tool_names(self) -> frozenset[str]:
+        """Return the names of the tools that may be called in this text.
 
-        All choices of tools follow from it: `offered_tools`, then `callable_tools`, and the grammar of a call.
+        A rule that bars a tool after earlier calls belongs here. All choices of tools follow from it:
+        `get_offered_tools`, then `get_callable_tools`, and the grammar of a call.
         """
-        return self.rules.names
+        return self.rules.callable_tool_names
 
-    def offered_tools(self, token_index: int) -> frozenset[str]:
+    def get_offered_tools(self, token_index: int) -> frozenset[str]:
         """Return the names of the permitted tools that fit the text before an index.
 
-        `rules.offer` chooses them. If it is None, all permitted tools are returned.
+        `rules.choose_offered_tools` chooses them. If it is None, all permitted tools are returned.
         """
-        if self.rules.offer is None:
-            return self.permitted_tools
+        if self.rules.choose_offered_tools is None:
+            return self.permitted_tool_names
 
         # The choice searches the text, so it is made once per index and cached.
-        if token_index not in self._offered_tools:
-            text_before = self.rules.vocabulary.text(self._list_tokens_until(token_index))
-            self._offered_tools[token_index] = self.rules.offer(text_before, self.permitted_tools)
-        return self._offered_tools[token_index]
+        if token_index not in self._cached_offered_tools:
+            text_before = self.rules.vocabulary.decode_text(self._list_tokens_until(token_index))
+            self._cached_offered_tools[token_index] = self.rules.choose_offered_tools(
+                text_before, self.permitted_tool_names
+            )
+        return self._cached_offered_tools[token_index]
 
     # What may come first after the next call or removal
 
-    def rules_after_removal(self, *, no_call: bool, no_bracket: bool) -> FirstTokenRules:
+    def build_rules_after_removal(self, *, forbids_call: bool, forbids_opening_bracket: bool) -> FirstTokenRules:
         """Build the rules for the next token after something was removed from the end of the text.
 
         Args:
-            no_call: Whether to forbid a call here. A ban that applies here already stays in any case.
-            no_bracket: Whether to forbid an opening bracket here. It is set after text such as `<QA(` was removed,
-                which only looks like a call, because the model would write the same text again.
+            forbids_call: Whether to forbid a call here. A ban that applies here already stays in any case.
+            forbids_opening_bracket: Whether to forbid an opening bracket here. It is set after text such as `<QA(` was
+                removed, which only looks like a call, because the model would write the same text again. An earlier
+                ban of this kind does not stay.
         """
-        call_was_forbidden_here = self.token_count == 0 and self.first_token.no_call
+        call_was_forbidden_here = self.token_count == 0 and self.first_token_rules.forbids_call
         return FirstTokenRules(
-            results_before=self._results_before_next_token,
-            no_call=no_call or call_was_forbidden_here,
-            no_bracket=no_bracket,
+            # The calls with results directly before this place. What was removed is no longer among the tokens.
+            preceding_result_count=self._preceding_result_count,
+            forbids_call=forbids_call or call_was_forbidden_here,
+            forbids_opening_bracket=forbids_opening_bracket,
         )
 
-    def rules_after_call(self, call: DecodedCall) -> FirstTokenRules:
+    def build_rules_after_call(self, call: DecodedCall) -> FirstTokenRules:
         """Build the rules for the first token after a tool call, depending on how the call was answered.
 
         A call without a result is left out of the text, which then goes on where the call began.
@@ -207,34 +226,36 @@ class TextSinceCall:
         Args:
             call: The answered call. It stands at the end of this text.
         """
-        results_before_call = self._results_before_next_token
+        results_before_call = self._preceding_result_count
 
         # The call has a result: another call may directly follow, as part of a chain.
         if call.result is not None:
-            return FirstTokenRules(results_before=results_before_call + 1)
+            return FirstTokenRules(preceding_result_count=results_before_call + 1)
 
         # The call repeats an earlier one, or continues a chain: the text goes on without a call here.
-        if call.reason == REPEATED or self.is_right_after_result:
-            return FirstTokenRules(results_before=results_before_call, no_call=True)
+        if call.reason == REPEATED_CALL or self.is_right_after_result:
+            return FirstTokenRules(preceding_result_count=results_before_call, forbids_call=True)
 
         # Otherwise another tool is tried here, one that has not failed here yet.
-        failed_tools = self.first_token.failed_tools | {call.tool}
-        return FirstTokenRules(results_before=results_before_call, failed_tools=failed_tools)
+        failed_tools = self.first_token_rules.failed_tool_names | {call.tool}
+        return FirstTokenRules(preceding_result_count=results_before_call, failed_tool_names=failed_tools)
 
     @property
-    def _results_before_next_token(self) -> int:
-        """Return how many calls with results stand directly before the next token: none after a token of text."""
-        return self.first_token.results_before if self.token_count == 0 else 0
+    def _preceding_result_count(self) -> int:
+        """Return how many calls with results stand directly before the next token, which is 0 after plain text."""
+        if self.token_count > 0:
+            return 0
+        return self.first_token_rules.preceding_result_count
 
     # Which tokens may not come next
 
-    def forbids(self, token: int) -> bool:
+    def is_forbidden(self, token: int) -> bool:
         """Return whether a rule forbids a token as the next one.
 
         It would begin a call where none may begin, begin text that only looks like a call, or end a call that the model
         only invents.
         """
-        has_bracket_or_marker = token in self.rules.vocabulary.with_brackets
+        has_bracket_or_marker = token in self.rules.vocabulary.bracket_tokens
         if not has_bracket_or_marker:
             return False
         return (
@@ -248,20 +269,20 @@ class TextSinceCall:
 
         Some models write ` [` as several tokens, for example 7 and 8. Then 8 completes it if the text ends with 7.
         """
-        *first_tokens, last_token = self.rules.vocabulary.start
-        completes_call_start = token == last_token and self._ends_with(first_tokens)
+        *first_tokens, last_token = self.rules.vocabulary.start_tokens
+        completes_call_start = token == last_token and self._ends_with_tokens(first_tokens)
         if not completes_call_start:
             return False
 
-        # The index is negative if the first tokens of ` [` are in `tokens_before`, such as at the end of the prompt.
+        # The index is negative if the first tokens of ` [` are in `preceding_tokens`, such as at the end of the prompt.
         call_start_index = self.token_count - len(first_tokens)
-        return not self.may_begin_call(max(call_start_index, 0))
+        return not self.can_begin_call(max(call_start_index, 0))
 
-    def _ends_with(self, tokens: list[int]) -> bool:
+    def _ends_with_tokens(self, tokens: list[int]) -> bool:
         """Return whether the text so far, the prompt included, ends with `tokens`; True for no tokens."""
         if not tokens:
             return True
-        last_tokens = self.tokens_before[-len(tokens) :] + self.tokens
+        last_tokens = self.preceding_tokens[-len(tokens) :] + self.tokens
         return last_tokens[-len(tokens) :] == tokens
 
     def _reopens_removed_bracket(self, token: int) -> bool:
@@ -269,8 +290,8 @@ class TextSinceCall:
 
         Such text only looks like a tool call. With the bracket, the model would write it again.
         """
-        follows_removed_text = self.first_token.no_bracket and self.token_count == 0
-        return follows_removed_text and OPENING.search(self.addition(token)) is not None
+        follows_removed_text = self.first_token_rules.forbids_opening_bracket and self.token_count == 0
+        return follows_removed_text and OPENING_BRACKET.search(self.decode_addition(token)) is not None
 
     def _ends_invented_call(self, token: int) -> bool:
         """Return whether a token would end a tool call that the model only invents.
@@ -278,25 +299,25 @@ class TextSinceCall:
         After a real call, the model may write the end of a call that never began. A token does so if it completes a
         marker that only calls have, such as `->`, or closes a bracket that is not open.
         """
-        if not self.after_call:
+        if not self.has_earlier_call:
             return False
 
-        text_so_far = self.rules.vocabulary.text(self.all_tokens())
-        new_characters = self.addition(token)
+        text_so_far = self.rules.vocabulary.decode_text(self.list_all_tokens())
+        new_characters = self.decode_addition(token)
         completes_marker = self._completes_marker(text_so_far, new_characters)
         return completes_marker or closes_unopened_bracket(text_so_far, new_characters)
 
     def _completes_marker(self, text: str, new_characters: str) -> bool:
         """Return whether characters added to a text complete a marker that only calls have, such as `->`."""
         extended_text = text + new_characters
-        for marker in self.rules.vocabulary.call_signs:
+        for marker in self.rules.vocabulary.call_only_texts:
             # A marker that begins here or later contains at least one of the new characters.
             first_start = max(len(text) - len(marker) + 1, 0)
             if extended_text.find(marker, first_start) >= 0:
                 return True
         return False
 
-    def look_alike_start(self, token: int) -> int | None:
+    def find_look_alike_start(self, token: int) -> int | None:
         """Find text that would look like a tool call if a token were appended, such as `<QA(`.
 
         Such a look-alike is the name of a tool with `(` after it and an opening bracket before it.
@@ -304,72 +325,78 @@ class TextSinceCall:
         Returns:
             The index of its first character in the text since the call, or None if there is no look-alike.
         """
-        if token not in self.rules.vocabulary.with_brackets:
+        if token not in self.rules.vocabulary.bracket_tokens:
             return None
-        return look_alike_start(self.text() + self.addition(token), self.rules.tools)
+
+        text_with_token = self.decode_text() + self.decode_addition(token)
+        # The function of the module `look_alikes`, not this method.
+        return find_look_alike_start(text_with_token, self.rules.tools_by_name)
 
     # Probabilities of its tokens
 
     @property
     def last_start_probability(self) -> float:
-        """Return the model's p of ` [` after the last token; 0 where it was not recorded."""
-        return self.scores.start_probabilities.get(self.token_count, 0.0)
+        """Return the model's probability of ` [` after the last token. It is 0 if it was not recorded there."""
+        return self.token_scores.start_probability_by_index.get(self.token_count, 0.0)
 
-    def likelihood(self, token_index: int) -> TokenLikelihood:
+    def get_likelihood(self, token_index: int) -> TokenLikelihood:
         """Return the token at an index and the likeliest tokens there, as texts with their log probabilities."""
         # The cache is filled in order, up to the index.
-        while len(self._likelihoods) <= token_index:
-            self._likelihoods.append(self._decode_likelihood(len(self._likelihoods)))
-        return self._likelihoods[token_index]
+        while len(self._cached_likelihoods) <= token_index:
+            self._cached_likelihoods.append(self._decode_likelihood(len(self._cached_likelihoods)))
+        return self._cached_likelihoods[token_index]
 
     def _decode_likelihood(self, token_index: int) -> TokenLikelihood:
         """Decode the token at an index and the likeliest tokens there, with their log probabilities.
 
         Returns:
-            The text of the written token, and of the `rules.likeliest` likeliest tokens at its place. The written token
-            has the log probability UNLISTED if none was recorded for it.
+            The text of the written token, and of the `rules.likeliest_token_count` likeliest tokens in its place. The
+            written token has the log probability UNLISTED_LOG_PROBABILITY if none was recorded for it.
         """
         written_token = self.tokens[token_index]
 
-        # Token -> log probability, likeliest first. Nothing was recorded if a rule chose the token.
-        recorded = self.scores.likeliest.get(token_index, {})
-        likeliest = dict(islice(recorded.items(), self.rules.likeliest))
+        # Log probabilities by token, likeliest first. Nothing was recorded if a rule chose the token.
+        recorded = self.token_scores.likeliest_by_index.get(token_index, {})
 
+        # The rules may ask for fewer tokens than were recorded.
+        likeliest = dict(islice(recorded.items(), self.rules.likeliest_token_count))
+
+        # Decoded together: the text of the written token, then those of the likeliest tokens.
         written_text, *likeliest_texts = self._decode_texts_at(token_index, [written_token, *likeliest])
         return TokenLikelihood(
             text=written_text,
-            log_probability=recorded.get(written_token, UNLISTED),
-            likeliest=tuple(zip(likeliest_texts, likeliest.values(), strict=True)),
+            log_probability=recorded.get(written_token, UNLISTED_LOG_PROBABILITY),
+            likeliest_tokens=tuple(zip(likeliest_texts, likeliest.values(), strict=True)),
         )
 
     def _decode_texts_at(self, token_index: int, tokens: Sequence[int]) -> list[str]:
         """Return the text that each of `tokens` alone has, or would have, at an index."""
         return self.rules.vocabulary.decode_additions(tokens, self._list_tokens_until(token_index))
 
-    def list_start_chances(self, last_text: str | None) -> list[StartChance]:
+    def list_start_chances(self, following_text: str | None) -> list[StartChance]:
         """List how likely a tool call was before each token, wherever that was recorded.
 
         Args:
-            last_text: What follows the last token: " [" if a call follows, "" at the end of the whole text, None if
-                plain text goes on there.
+            following_text: What follows the last token: " [" if a call follows, "" at the end of the whole text, None
+                if plain text goes on there.
         """
         chances = []
-        for token_index, start_score in self.scores.starts.items():
-            next_text = self._decode_text_after(token_index, last_text)
+        for token_index, start_score in self.token_scores.start_score_by_index.items():
+            next_text = self._decode_text_after(token_index, following_text)
             if next_text is not None:  # it is None where tokens were removed again
                 chances.append(StartChance(next_text, start_score.probability, start_score.rank))
         return chances
 
-    def _decode_text_after(self, token_count: int, last_text: str | None) -> str | None:
+    def _decode_text_after(self, token_count: int, following_text: str | None) -> str | None:
         """Return what the text has after its first `token_count` tokens.
 
         Returns:
-            The text of the next token, or `last_text` after all tokens. None for a larger count: the tokens there
+            The text of the next token, or `following_text` after all tokens. None for a larger count: the tokens there
             were removed again, and only their scores are left.
         """
         if token_count < self.token_count:
             next_token = self.tokens[token_count]
-            return self.rules.vocabulary.text([next_token], self._list_tokens_until(token_count))
+            return self.rules.vocabulary.decode_text([next_token], self._list_tokens_until(token_count))
         if token_count == self.token_count:
-            return last_text
+            return following_text
         return None

@@ -15,11 +15,13 @@ class StartScore(NamedTuple):
 class TokenScores:
     """The model's probabilities outside calls, by token index: the number of tokens written since the last call.
 
-    - `start_probabilities`: p of ` [`, where it was recorded; the `min_probability` of tools is compared with it.
-    - `starts`: p of ` [` and its rank, if the rules trace them.
-    - `likeliest`: log p by token, the likeliest first, if the rules keep the likeliest tokens.
+    Attributes:
+        start_probability_by_index: The model's p of ` [`, where it was recorded. It is compared with the minimum that a
+            tool needs.
+        start_score_by_index: The model's p of ` [` and its rank, if the rules trace them.
+        likeliest_by_index: Log p by token, the likeliest first, if the rules keep the likeliest tokens.
     """
 
-    start_probabilities: dict[int, float] = field(default_factory=dict)
-    starts: dict[int, StartScore] = field(default_factory=dict)
-    likeliest: dict[int, dict[int, float]] = field(default_factory=dict)
+    start_probability_by_index: dict[int, float] = field(default_factory=dict)
+    start_score_by_index: dict[int, StartScore] = field(default_factory=dict)
+    likeliest_by_index: dict[int, dict[int, float]] = field(default_factory=dict)

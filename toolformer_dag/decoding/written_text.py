@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
-from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
+from toolformer_dag.decoding.answer_end import find_answer_end, has_final_punctuation
 from toolformer_dag.decoding.finished_text import FinishedText
 from toolformer_dag.decoding.generation import (
     DOES_NOT_FIT,
     EMPTY_PROMPT,
-    REPEATED,
+    REPEATED_CALL,
     DecodedCall,
     Generation,
     format_decoded_call,
@@ -20,7 +20,7 @@ from toolformer_dag.decoding.text_memory import TextMemory
 from toolformer_dag.decoding.text_since_call import FirstTokenRules, TextSinceCall
 from toolformer_dag.decoding.token_scores import StartScore
 from toolformer_dag.decoding.written_call import WrittenCall, parse_written_call
-from toolformer_dag.texts.calls import API_START
+from toolformer_dag.texts.calls import PAPER_BEGIN_MARKER
 from toolformer_dag.tools.tool import ToolCall
 
 
@@ -38,31 +38,32 @@ class WrittenText:
     """A text that is being written after a prompt, with its calls.
 
     There is one object per text, from its prompt to its end. What rules have to remember about the text is in its
-    `memory`; `rules` are shared by all texts. Not safe for threads.
+    `memory`. Other texts may share its `rules`. It is not safe for threads.
 
     | from | to | by |
     |---|---|---|
     | READY | WRITING_TEXT | `start_writing`, once its tokens are prefilled |
-    | WRITING_TEXT | WRITING_CALL | `append` of the last token of ` [` |
+    | WRITING_TEXT | WRITING_CALL | `append_token` of the last token of ` [` |
     | WRITING_TEXT | READY | `stop_before_look_alike` |
-    | WRITING_TEXT | ENDED | `append` or `stop_before_sentence`: an end token, a stop word, a sentence, a limit |
-    | WRITING_CALL | WAITING | `append` of `->` or of the last token that fits; `end_call` |
-    | WRITING_CALL | READY | `append` of the name of a tool that needs a likelier start: the call is removed |
-    | WAITING | READY, ENDED | `go_on` with the answer of the call |
-    | any | ENDED | `drop` |
+    | WRITING_TEXT | ENDED | `append_token` or `stop_before_sentence`: an end token, a stop word, a sentence, a limit |
+    | WRITING_CALL | WAITING | `append_token` of `->` or of the last token that fits; `end_call` |
+    | WRITING_CALL | READY | `append_token` of the name of a tool that needs a likelier start: the call is removed |
+    | WAITING | READY, ENDED | `continue_after_call` with the answer of the call |
+    | any | ENDED | `abandon` |
 
-    - `prompt`: the index of its prompt among the prompts.
-    - `context`: what its tools get in addition to their input, such as the date.
-    - `memory`: the answered calls and what else counts for later tokens.
-    - `finished`: what was written up to the last call. When a call waits or the text has ended, it includes the text
-      since that call.
-    - `since_call`: the tokens since the prompt or the last call, with the index of the next token.
-    - `call`: the call that is being written or waits for its tool; else None.
-    - `reason`: why nothing can be written, such as EMPTY_PROMPT; else None.
+    Attributes:
+        prompt_index: The index of its prompt among the prompts.
+        tool_context: What its tools get in addition to their input, such as the date.
+        memory: The answered calls and what else counts for later tokens.
+        finished_text: What was written up to the last call. When a call waits or the text has ended, it includes the
+            text since that call.
+        text_since_call: The tokens since the prompt or the last call, with the index of the next token.
+        current_call: The call that is being written or waits for its tool. Otherwise None.
+        reason: Why nothing can be written, such as EMPTY_PROMPT. Otherwise None.
     """
 
     def __init__(
-        self, rules: DecodingRules, prompt_tokens: Sequence[int], *, prompt: int = 0, context: str = ""
+        self, rules: DecodingRules, prompt_tokens: Sequence[int], *, prompt_index: int = 0, tool_context: str = ""
     ) -> None:
         """Start a text after its prompt.
 
@@ -70,26 +71,27 @@ class WrittenText:
         written.
 
         Args:
-            rules: The rules of decoding, which all texts share.
+            rules: The rules of decoding, which other texts may share.
             prompt_tokens: The tokens of the prompt.
-            prompt: The index of the prompt among all prompts.
-            context: What tools get in addition to their input, such as the date.
+            prompt_index: The index of the prompt among all prompts.
+            tool_context: What tools get in addition to their input, such as the date.
         """
         self.rules = rules
-        self.prompt = prompt
-        self.context = context
+        self.prompt_index = prompt_index
+        self.tool_context = tool_context
         self.state = TextState.READY
 
         self.memory = TextMemory()  # the answered calls; grows with each answer
-        self.finished = FinishedText()  # what was written up to the last call
-        self.call: WrittenCall | None = None  # the call that is being written or waits for its tool
+        self.finished_text = FinishedText()  # what was written up to the last call
+        self.current_call: WrittenCall | None = None  # the call that is being written or waits for its tool
         self.reason: str | None = None  # why nothing can be written
 
-        self._piece_feed = PieceFeed(rules, prompt)  # passes new text to `rules.watch`
+        self._piece_feed = PieceFeed(rules, prompt_index)  # passes new text to `rules.watch_piece`
         self._forced_tokens: list[int] = []  # the next tokens, if a rule has chosen them and not the model
 
-        # The tokens since the prompt. Each call, and each removal of text, replaces it by a new one (`_begin_text`).
-        self.since_call = self._build_text(list(prompt_tokens), rules.max_new_tokens, FirstTokenRules())
+        # The tokens since the prompt. Each call, and each removal of text, replaces this object by a new one
+        # (`_begin_text_since_call`).
+        self.text_since_call = self._build_text_since_call(list(prompt_tokens), rules.max_new_tokens, FirstTokenRules())
         self._end_if_nothing_fits()
 
     def _end_if_nothing_fits(self) -> None:
@@ -97,25 +99,25 @@ class WrittenText:
 
         That is so if the prompt is empty or fills the context, which sets `reason`, or if no token may be written.
         """
-        if not self.since_call.tokens_before:
+        if not self.text_since_call.preceding_tokens:
             self.reason = EMPTY_PROMPT
-        elif self.since_call.context_left <= 0:
+        elif self.text_since_call.context_tokens_left <= 0:
             self.reason = DOES_NOT_FIT
 
-        if self.reason is not None or self.since_call.is_full:
-            self._end()
+        if self.reason is not None or self.text_since_call.is_full:
+            self._end_text()
 
     # Its state
 
     @property
     def text(self) -> str:
         """Return the finished text with calls and their results."""
-        return self.finished.text
+        return self.finished_text.text
 
     @property
-    def plain(self) -> str:
+    def plain_text(self) -> str:
         """Return the finished text without calls."""
-        return self.finished.plain
+        return self.finished_text.plain_text
 
     @property
     def is_writing(self) -> bool:
@@ -130,90 +132,116 @@ class WrittenText:
     @property
     def is_full(self) -> bool:
         """Return whether the limit of tokens or the model's context is reached."""
-        return self.since_call.is_full
+        return self.text_since_call.is_full
 
     @property
-    def model_chooses_next(self) -> bool:
+    def can_model_choose_next(self) -> bool:
         """Return whether the model chooses the next token of plain text: no call is open, and no token is forced."""
         return self.state is TextState.WRITING_TEXT and not self._forced_tokens
 
     @property
-    def may_begin_call(self) -> bool:
-        """Return whether the rules let a call begin here and its ` [` fits into the context."""
-        since_call = self.since_call
-        context_left = since_call.context_left - since_call.token_count
-        start_fits = context_left >= len(self.rules.vocabulary.start)
-        return self.model_chooses_next and start_fits and since_call.may_begin_call(since_call.token_count)
+    def can_begin_call(self) -> bool:
+        """Return whether the rules let a call begin here, and its ` [` fits into the model's context."""
+        if not self.can_model_choose_next:
+            return False
+
+        token_index = self.text_since_call.token_count
+        context_left = self.text_since_call.context_tokens_left - token_index
+        start_fits = context_left >= len(self.rules.vocabulary.start_tokens)
+        return start_fits and self.text_since_call.can_begin_call(token_index)
 
     @property
     def keeps_start_probability(self) -> bool:
-        """Return whether to keep p of ` [` here: one more call is allowed, or no call was made yet."""
-        if not self.model_chooses_next:
+        """Return whether the probability of ` [`, which begins a tool call, is kept for the next token.
+
+        It is only where the model chooses this token, and where one more call is allowed or no call was answered yet.
+        Until a call is answered, `Generation.start_probability` may become it, even where no call is allowed.
+        """
+        if not self.can_model_choose_next:
             return False
-        return self.since_call.has_calls_left(self.since_call.token_count) or not self.memory.calls
+
+        token_index = self.text_since_call.token_count
+        no_call_was_answered = not self.memory.answered_calls
+        return no_call_was_answered or self.text_since_call.has_calls_left(token_index)
 
     @property
-    def most_tokens(self) -> int:
-        """Return how long the text may become, in tokens, before its next prefill: prompt, text and an open call."""
-        return len(self.since_call.tokens_before) + self.since_call.max_tokens + self.rules.max_call_tokens
+    def max_tokens_until_prefill(self) -> int:
+        """Return how many tokens the text may have, with the prompt and an open call, before its next prefill.
 
-    def generation(self) -> Generation:
+        The prefill is when the model reads all tokens of the text again.
+        """
+        since_call = self.text_since_call
+        return len(since_call.preceding_tokens) + since_call.max_tokens + self.rules.max_call_tokens
+
+    def build_generation(self) -> Generation:
         """Return what was written, once the text has ended."""
-        return self.finished.generation(self.memory, self.reason)
+        return self.finished_text.build_generation(self.memory, self.reason)
 
     # 1. Prefill
 
     def get_tokens_to_prefill(self) -> list[int]:
         """Return the tokens of the prompt and of all text so far, which the model reads before it goes on."""
-        return self.since_call.tokens_before
+        return self.text_since_call.preceding_tokens
 
     def start_writing(self) -> None:
-        """READY -> WRITING_TEXT, once the model has read the tokens. A text dropped in the meantime stays ENDED."""
+        """Begin to write plain text, once the model has read the tokens (READY -> WRITING_TEXT).
+
+        A text that was dropped in the meantime stays ENDED.
+        """
         if self.state is TextState.READY:
             self.state = TextState.WRITING_TEXT
 
     # 2. Choose
 
-    def keep_start_score(self, start: StartScore) -> None:
-        """Keep the model's p of ` [` after the last token, for `min_probability` and for the trace."""
-        token_index = self.since_call.token_count
-        scores = self.since_call.scores
+    def record_start_score(self, start_score: StartScore) -> None:
+        """Record how likely ` [`, which begins a tool call, is after the last token.
+
+        A tool may need a minimum probability of ` [`, and the rules may trace it for every place of the text.
+
+        Args:
+            start_score: The model's probability of ` [`, and how many tokens are likelier.
+        """
+        token_index = self.text_since_call.token_count
+        scores = self.text_since_call.token_scores
         if self.keeps_start_probability:
-            scores.start_probabilities[token_index] = start.probability
-        if self.rules.traced:
-            scores.starts[token_index] = start
+            scores.start_probability_by_index[token_index] = start_score.probability
+        if self.rules.traces_start_chances:
+            scores.start_score_by_index[token_index] = start_score
 
-    def keep_likeliest(self, log_probabilities: dict[int, float]) -> None:
-        """Keep log p of the likeliest next tokens, by token."""
-        self.since_call.scores.likeliest[self.since_call.token_count] = log_probabilities
+    def record_likeliest_tokens(self, log_probability_by_token: dict[int, float]) -> None:
+        """Record the log probabilities of the likeliest next tokens, by token and likeliest first."""
+        token_index = self.text_since_call.token_count
+        self.text_since_call.token_scores.likeliest_by_index[token_index] = log_probability_by_token
 
-    def stop_before_sentence(self, token: int) -> None:
+    def stop_before_sentence(self, likeliest_token: int) -> None:
         """End the text if it is a complete sentence and the likeliest next token does not continue it.
 
         "It was 3." goes on before "5" and ends before " Then". Nothing happens inside a tool call.
 
         Args:
-            token: The likeliest next token.
+            likeliest_token: The likeliest next token.
         """
-        if not self.model_chooses_next:
+        if not self.can_model_choose_next:
             return
 
         text = self._get_text_without_calls()
-        if not may_have_ended(text):  # it does not end with the punctuation of a sentence
+        if not has_final_punctuation(text):
             return
 
-        text_with_token = text + self.since_call.addition(token)
-        first_sentence_length = answer_end(text_with_token)
+        text_with_token = text + self.text_since_call.decode_addition(likeliest_token)
+        # The text has only this one sentence, for it would have ended after an earlier one. The sentence ends where the
+        # text does, unless the token continues it.
+        first_sentence_length = find_answer_end(text_with_token)
         token_begins_next_sentence = first_sentence_length == len(text)
-        is_end_token = token in self.rules.vocabulary.ends
+        is_end_token = likeliest_token in self.rules.vocabulary.end_tokens
         if token_begins_next_sentence or is_end_token:
-            self._end()
+            self._end_text()
 
     def _get_text_without_calls(self) -> str:
         """Return all text so far, without calls and their results, while plain text is being written."""
-        return self.finished.plain + self.since_call.text()
+        return self.finished_text.plain_text + self.text_since_call.decode_text()
 
-    def stop_before_look_alike(self, token: int) -> None:
+    def stop_before_look_alike(self, likeliest_token: int) -> None:
         """Remove text that only looks like a tool call, if the likeliest next token would complete it.
 
         Such text is the name of a tool after a wrong bracket, as in `<QA(`. It is removed from its bracket on, and no
@@ -221,56 +249,57 @@ class WrittenText:
         Nothing happens inside a call.
 
         Args:
-            token: The likeliest next token, which is not appended.
+            likeliest_token: The likeliest next token, which is not appended.
         """
-        if not self.model_chooses_next:
+        if not self.can_model_choose_next:
             return
 
-        look_alike_start = self.since_call.look_alike_start(token)  # the index of its first character
+        # The index of the look-alike's first bracket, in characters of the text since the call.
+        look_alike_start = self.text_since_call.find_look_alike_start(likeliest_token)
         if look_alike_start is None:
             return
 
-        self.since_call.shorten_to(look_alike_start)
+        self.text_since_call.shorten_text(look_alike_start)
         self._show_complete_text()  # before new text begins, whose characters are counted from 0
-        self.finished.look_alikes += 1
-        self._go_on_after_removal(no_bracket=True)
+        self.finished_text.look_alike_count += 1
+        self._continue_after_removal(forbids_opening_bracket=True)
 
     def begin_call(self) -> None:
-        """Make ` [`, which begins a call, the next tokens, whatever the model's scores."""
-        self._forced_tokens = list(self.rules.vocabulary.start)
+        """Make the tokens of ` [`, which begins a call, the next tokens, however likely they are."""
+        self._forced_tokens = list(self.rules.vocabulary.start_tokens)
 
-    def forbids(self, token: int) -> bool:
-        """Return whether a rule forbids `token` as the next one of the text (`TextSinceCall.forbids`)."""
-        return self.model_chooses_next and self.since_call.forbids(token)
+    def is_forbidden(self, token: int) -> bool:
+        """Return whether a rule forbids `token` as the next one of the text (`TextSinceCall.is_forbidden`)."""
+        return self.can_model_choose_next and self.text_since_call.is_forbidden(token)
 
-    def next_token(self, likeliest: int) -> int:
-        """Return the token to append next: a forced one if there is any, else `likeliest`."""
-        return self._forced_tokens[0] if self._forced_tokens else likeliest
+    def get_next_token(self, likeliest_token: int) -> int:
+        """Return the token to append next: a forced one if there is any, else `likeliest_token`."""
+        return self._forced_tokens[0] if self._forced_tokens else likeliest_token
 
-    def append(self, token: int) -> None:
+    def append_token(self, token: int) -> None:
         """Append a token to the open call, or to the plain text if no call is open.
 
         This may change the state, as the table of the class says.
         """
-        if self.call is not None:
-            self._append_to_call(self.call, token)
+        if self.current_call is not None:
+            self._append_token_to_call(self.current_call, token)
         else:
-            self._append_to_text(token)
+            self._append_token_to_text(token)
 
-    def _append_to_text(self, token: int) -> None:
+    def _append_token_to_text(self, token: int) -> None:
         """Append a token to the plain text.
 
         If it completes ` [` and one more call is allowed, a tool call begins. Otherwise the text may end, which it does
         at an end token, a stop word, a sentence or a limit.
         """
-        # If rules have chosen the next tokens, the first of them is this token.
+        # If a rule has chosen the next tokens, the first of them is this token.
         del self._forced_tokens[:1]
 
-        if token in self.rules.vocabulary.ends:
-            self._end()
+        if token in self.rules.vocabulary.end_tokens:
+            self._end_text()
             return
 
-        self.since_call.tokens.append(token)
+        self.text_since_call.tokens.append(token)
         if self._ends_with_call_start():
             self._open_call()
         else:
@@ -281,23 +310,24 @@ class WrittenText:
         answer_length = self._find_answer_length()
         if answer_length is not None:
             self._end_answer(answer_length)
-        elif self.since_call.is_full and not self._forced_tokens:  # the forced tokens of ` [` may exceed the limit
-            self._end()
+        elif self.text_since_call.is_full and not self._forced_tokens:
+            # A limit is reached. Forced tokens, those of ` [`, may exceed it, so the text does not end before them.
+            self._end_text()
         else:
-            self._piece_feed.show_text(self.since_call, self.finished.likelihoods, whole=False)
+            self._piece_feed.show_text(self.text_since_call, self.finished_text.token_likelihoods, is_complete=False)
 
     def _end_answer(self, answer_length: int) -> None:
         """End the text after a number of characters, which are counted without calls (WRITING_TEXT -> ENDED)."""
         # The answer may end before the last call. Then no character since that call is left.
-        self.since_call.cut_length = max(answer_length - len(self.finished.plain), 0)
-        self._end()
+        self.text_since_call.cut_length = max(answer_length - len(self.finished_text.plain_text), 0)
+        self._end_text()
 
     def _ends_with_call_start(self) -> bool:
         """Return whether the text now ends with ` [` and one more call is allowed there."""
-        start_tokens = self.rules.vocabulary.start
-        ends_with_start = self.since_call.tokens[-len(start_tokens) :] == start_tokens
-        start_index = self.since_call.token_count - len(start_tokens)
-        return ends_with_start and self.since_call.has_calls_left(start_index)
+        start_tokens = self.rules.vocabulary.start_tokens
+        ends_with_start = self.text_since_call.tokens[-len(start_tokens) :] == start_tokens
+        start_index = self.text_since_call.token_count - len(start_tokens)
+        return ends_with_start and self.text_since_call.has_calls_left(start_index)
 
     def _find_answer_length(self) -> int | None:
         """Find where the answer ends, if the rules end it at a stop word or after one sentence.
@@ -306,13 +336,13 @@ class WrittenText:
             The number of characters, not counting calls, before the first stop word or up to the end of the first
             sentence or line, whichever is smaller. None if the answer goes on.
         """
-        if not (self.rules.stop or self.rules.one_sentence):
+        if not (self.rules.stop_words or self.rules.ends_after_one_sentence):
             return None
 
         text = self._get_text_without_calls()
-        possible_ends = [text.find(word) for word in self.rules.stop if word in text]
-        if self.rules.one_sentence:
-            sentence_end = answer_end(text)
+        possible_ends = [text.find(word) for word in self.rules.stop_words if word in text]
+        if self.rules.ends_after_one_sentence:
+            sentence_end = find_answer_end(text)
             if sentence_end is not None:
                 possible_ends.append(sentence_end)
         return min(possible_ends, default=None)
@@ -322,14 +352,14 @@ class WrittenText:
     def _open_call(self) -> None:
         """Open a tool call at the ` [` that was just written (WRITING_TEXT -> WRITING_CALL)."""
         # The tokens of ` [` belong to the call, not to the plain text before it.
-        start_tokens = self.rules.vocabulary.start
-        del self.since_call.tokens[-len(start_tokens) :]
+        start_length = len(self.rules.vocabulary.start_tokens)
+        del self.text_since_call.tokens[-start_length:]
         self._show_complete_text()
 
-        self.call = self._build_call()
+        self.current_call = self._build_call()
         self.state = TextState.WRITING_CALL
         self._piece_feed.begin_call()
-        self._piece_feed.show_call(self.call, is_over=False)
+        self._piece_feed.show_call(self.current_call, is_complete=False)
 
     def _build_call(self) -> WrittenCall:
         """Build an empty tool call, which begins after the text so far.
@@ -338,107 +368,118 @@ class WrittenText:
         """
         vocabulary = self.rules.vocabulary
 
-        start_length = len(vocabulary.start)  # the tokens of ` [`, with which the call began
-        context_left = self.since_call.context_left - self.since_call.token_count - start_length
+        # What is left of the context after the text since the call and the tokens of ` [`, which are not in this text.
+        # `context_tokens_left` is counted at the beginning of this text.
+        start_length = len(vocabulary.start_tokens)
+        context_left = self.text_since_call.context_tokens_left - self.text_since_call.token_count - start_length
         max_tokens = min(self.rules.max_call_tokens, context_left)
 
         tools = self._choose_tools_for_call()
-        grammar = vocabulary.form(tools, self.rules.schemas, max_tokens=max_tokens)
+        grammar = vocabulary.build_call_form(tools, self.rules.schemas_by_tool, max_tokens=max_tokens)
         return WrittenCall(vocabulary, grammar)
 
     def _choose_tools_for_call(self) -> frozenset[str]:
         """Choose the tools that a new call may name after the text so far.
 
         Usually these are all tools that the rules offer for this text. The model may then name a tool for which ` [` is
-        not likely enough here (`min_probability`). Such a call is removed once the name is written.
+        not likely enough here (`rules.min_start_probability_by_tool`). Such a call is removed once the name is written.
 
         Where a call has just failed, they are the other tools, if ` [` is likely enough for them.
         """
-        token_index = self.since_call.token_count
-        failed_tools = self.since_call.first_token.failed_tools
+        token_index = self.text_since_call.token_count
+        failed_tools = self.text_since_call.first_token_rules.failed_tool_names
         if failed_tools:
-            return self.since_call.callable_tools(token_index) - failed_tools
-        return self.since_call.offered_tools(token_index)
+            return self.text_since_call.get_callable_tools(token_index) - failed_tools
+        return self.text_since_call.get_offered_tools(token_index)
 
-    def _append_to_call(self, call: WrittenCall, token: int) -> None:
+    def _append_token_to_call(self, call: WrittenCall, token: int) -> None:
         """Append a token to the open tool call.
 
         Then the call is removed if ` [` was not likely enough for its tool, or waits for its tool if it has ended.
         Otherwise the watcher gets what is new.
         """
-        call.append(token)
+        call.append_token(token)
         if self._needs_likelier_start(call):
-            self._go_on_after_removal(no_call=True)
+            self._continue_after_removal(forbids_call=True)
         elif call.has_ended:
             self.end_call()
         else:
-            self._piece_feed.show_call(call, is_over=False)
+            self._piece_feed.show_call(call, is_complete=False)
 
     def _needs_likelier_start(self, call: WrittenCall) -> bool:
         """Return whether the name of the tool is written and ` [` was not likely enough for this tool.
 
-        A tool may need a least probability of ` [` (`rules.min_probability`).
+        A tool may need a minimum probability of ` [` (`rules.min_start_probability_by_tool`).
         """
-        if not self.rules.min_probability:
+        if not self.rules.min_start_probability_by_tool:
             return False
 
-        tool, bracket, _ = call.body().partition("(")
+        tool, bracket, _ = call.decode_body().partition("(")
         name_is_complete = bool(bracket)
-        return name_is_complete and tool not in self.since_call.callable_tools(self.since_call.token_count)
+        if not name_is_complete:
+            return False
+
+        call_token_index = self.text_since_call.token_count
+        # The tools whose minimum the probability of ` [` reached where the call began.
+        callable_tools = self.text_since_call.get_callable_tools(call_token_index)
+        return tool not in callable_tools
 
     def end_call(self) -> None:
         """End the open call, which is complete or can get no further token (WRITING_CALL -> WAITING)."""
-        assert self.call is not None
+        assert self.current_call is not None
         self.state = TextState.WAITING
-        self._piece_feed.show_call(self.call, is_over=True)
-        self._finish_text_since_call(last_text=API_START)
+        self._piece_feed.show_call(self.current_call, is_complete=True)
+        self._finish_text_since_call(following_text=PAPER_BEGIN_MARKER)
 
     # 4. Wait for its tool
 
-    def open_call(self) -> DecodedCall:
+    def parse_open_call(self) -> DecodedCall:
         """Return the waiting call, parsed and without a result; `reason` is set if it cannot be run."""
-        assert self.call is not None
-        return parse_written_call(self.call.closed_body())
+        assert self.current_call is not None
+        return parse_written_call(self.current_call.build_closed_body())
 
-    def tool_call(self) -> ToolCall:
+    def build_tool_call(self) -> ToolCall:
         """Return the input and the context with which the tool of the waiting call is run."""
-        return ToolCall(self.open_call().input, self.context)
+        return ToolCall(self.parse_open_call().input, self.tool_context)
 
     # 5. Go on
 
-    def accepted(self, call: DecodedCall) -> DecodedCall:
+    def drop_repeated_result(self, call: DecodedCall) -> DecodedCall:
         """Take the result away from an answered call that only repeats an earlier one.
 
         Returns:
-            The call without its result and with the reason REPEATED, if an earlier call of this text has the same tool
-            and input, and a result. Otherwise the call, unchanged.
+            The call without its result and with the reason REPEATED_CALL, if an earlier call of this text has the same
+            tool and input, and a result. Otherwise the call, unchanged.
         """
-        is_repetition = call.result is not None and self.memory.has_result_of(call)
+        is_repetition = call.result is not None and self.memory.has_same_call_with_result(call)
         if is_repetition:
-            return replace(call, result=None, reason=REPEATED)
+            return replace(call, result=None, reason=REPEATED_CALL)
         return call
 
-    def go_on(self, call: DecodedCall) -> None:
+    def continue_after_call(self, answered_call: DecodedCall) -> None:
         """Go on after the open tool call, now that its tool has answered (WAITING -> READY or ENDED).
 
         A call with a result becomes part of the text. A call without one is left out, and another tool may be called in
         its place.
 
         Args:
-            call: The answered call, as `accepted` returns it.
+            answered_call: The answered call, as `drop_repeated_result` returns it.
         """
-        text_before_call = self.since_call  # the text between the previous call and this one
-        first_token_rules = text_before_call.rules_after_call(call)
+        text_before_call = self.text_since_call  # the text between the previous call and this one
+        first_token_rules = text_before_call.build_rules_after_call(answered_call)
+        self.memory.add_call(answered_call, follows_result=text_before_call.is_right_after_result)
 
-        self.memory.add(call, follows_result=text_before_call.is_right_after_result)
-        all_tokens = text_before_call.all_tokens() + self._insert_call(call)
-        self._piece_feed.show_answer(call)
-        self._begin_text(all_tokens, first_token_rules)  # from here on, `self.since_call` is the text after the call
+        inserted_tokens = self._insert_call(answered_call)
+        all_tokens = text_before_call.list_all_tokens() + inserted_tokens
+        self._piece_feed.show_answered_call(answered_call)
 
-        # There are no failed tools after a result, or where no other call may follow.
-        another_tool_is_due = bool(first_token_rules.failed_tools)
+        # From here on, `self.text_since_call` is the text after the call.
+        self._begin_text_since_call(all_tokens, first_token_rules)
+
+        # The tools that gave no result at this place. There are none after a result, or if no other call may follow.
+        another_tool_is_due = bool(first_token_rules.failed_tool_names)
         if another_tool_is_due:
-            self._call_another_tool(call.tool, start_probability=text_before_call.last_start_probability)
+            self._call_another_tool(answered_call.tool, start_probability=text_before_call.last_start_probability)
 
     def _insert_call(self, call: DecodedCall) -> list[int]:
         """Close the open tool call and add it with its result to the finished text.
@@ -446,13 +487,14 @@ class WrittenText:
         Returns:
             The tokens that this adds to the text. A call without a result adds nothing.
         """
-        self.call = None
+        self.current_call = None
         if call.result is None:
             return []
 
         inserted_text = format_decoded_call(call)
-        self.finished.text += inserted_text
-        return self.rules.vocabulary.encoding.calls([inserted_text])[0]
+        self.finished_text.text += inserted_text
+        [inserted_tokens] = self.rules.vocabulary.encoding.encode_calls([inserted_text])
+        return inserted_tokens
 
     def _call_another_tool(self, failed_tool: str, start_probability: float) -> None:
         """Begin a call to another tool where a call has just failed, or end the text if there is no other tool.
@@ -462,96 +504,108 @@ class WrittenText:
                 ends too.
             start_probability: The model's probability of ` [`, which begins a call, at this place.
         """
-        since_call = self.since_call  # begins where the failed call was, and has no tokens yet
-        call_index = 0
+        since_call = self.text_since_call  # begins where the failed call was, and has no tokens yet
+        call_token_index = 0  # a call would begin before the first of them
 
-        # Tools may need a least probability of ` [`, which `callable_tools` looks up here.
-        since_call.scores.start_probabilities[call_index] = start_probability
-        remaining_tools = since_call.callable_tools(call_index) - since_call.first_token.failed_tools
+        # Tools may need a minimum probability of ` [`, which `get_callable_tools` looks up here.
+        since_call.token_scores.start_probability_by_index[call_token_index] = start_probability
+        failed_tools = since_call.first_token_rules.failed_tool_names
+        remaining_tools = since_call.get_callable_tools(call_token_index) - failed_tools
 
-        if failed_tool and remaining_tools and since_call.has_calls_left(call_index):
+        if failed_tool and remaining_tools and since_call.has_calls_left(call_token_index):
             self.begin_call()
         else:
-            self._end()
+            self._end_text()
 
     # Its parts and its end
 
-    def drop(self) -> None:
-        """-> ENDED at once, because nobody waits for the text: `generation` is not complete then."""
+    def abandon(self) -> None:
+        """End the text at once, because nobody waits for it any more.
+
+        The result of `build_generation` is not complete then.
+        """
         self.state = TextState.ENDED
 
-    def _build_text(self, tokens_before: list[int], max_tokens: int, first_token: FirstTokenRules) -> TextSinceCall:
+    def _build_text_since_call(
+        self, preceding_tokens: list[int], max_tokens: int, first_token_rules: FirstTokenRules
+    ) -> TextSinceCall:
         """Build a part of the text in which nothing is written yet.
 
         Args:
-            tokens_before: All tokens before it, including the prompt.
+            preceding_tokens: All tokens before it, including the prompt.
             max_tokens: How many tokens it may have at most.
-            first_token: The rules for its first token.
+            first_token_rules: The rules for its first token.
         """
         return TextSinceCall(
             self.rules,
             self.memory,
-            tokens_before=tokens_before,
+            preceding_tokens=preceding_tokens,
             max_tokens=max_tokens,
-            first_token=first_token,
+            first_token_rules=first_token_rules,
         )
 
-    def _begin_text(self, tokens_before: list[int], first_token: FirstTokenRules) -> None:
+    def _begin_text_since_call(self, preceding_tokens: list[int], first_token_rules: FirstTokenRules) -> None:
         """Begin a new part of the text after all tokens so far, which the model has to read first.
 
         The text is READY then, or ENDED if no token is left.
 
         Args:
-            tokens_before: All tokens so far, including the prompt.
-            first_token: The rules for the first new token.
+            preceding_tokens: All tokens so far, including the prompt.
+            first_token_rules: The rules for the first new token.
         """
-        tokens_left = self.since_call.max_tokens - self.since_call.token_count
-        self.since_call = self._build_text(tokens_before, tokens_left, first_token)
+        tokens_left = self.text_since_call.max_tokens - self.text_since_call.token_count
+        self.text_since_call = self._build_text_since_call(preceding_tokens, tokens_left, first_token_rules)
         self.state = TextState.READY
         self._forced_tokens = []
         self._piece_feed.begin_text()
 
-        if self.since_call.is_full:
-            self._end()
+        if self.text_since_call.is_full:
+            self._end_text()
 
-    def _go_on_after_removal(self, *, no_call: bool = False, no_bracket: bool = False) -> None:
+    def _continue_after_removal(self, *, forbids_call: bool = False, forbids_opening_bracket: bool = False) -> None:
         """Go on after the plain text so far, because the open call or text that looked like one is removed.
 
         The text is READY then, or ENDED at a limit.
 
         Args:
-            no_call: Whether to forbid that a call begins here again.
-            no_bracket: Whether to forbid an opening bracket here.
+            forbids_call: Whether to forbid that a call begins here again.
+            forbids_opening_bracket: Whether to forbid an opening bracket here.
         """
-        first_token_rules = self.since_call.rules_after_removal(no_call=no_call, no_bracket=no_bracket)
-        all_tokens = self.since_call.all_tokens()  # with the prompt, and without the open call
+        first_token_rules = self.text_since_call.build_rules_after_removal(
+            forbids_call=forbids_call, forbids_opening_bracket=forbids_opening_bracket
+        )
+        all_tokens = self.text_since_call.list_all_tokens()  # with the prompt, and without the open call
 
-        call_began_here = self.call is not None
-        self._finish_text_since_call(last_text=API_START if call_began_here else None)
-        self.call = None
-        self._begin_text(all_tokens, first_token_rules)
+        # A removed call counts in the recorded chances of calls too, because the model did begin it here.
+        call_began_here = self.current_call is not None
+        following_text = PAPER_BEGIN_MARKER if call_began_here else None
+        self._finish_text_since_call(following_text)
+        self.current_call = None
+        self._begin_text_since_call(all_tokens, first_token_rules)
 
-    def _end(self) -> None:
-        """-> ENDED: nothing more is written."""
+    def _end_text(self) -> None:
+        """End the text: the watcher gets what is left of it, and nothing more is written."""
         self.state = TextState.ENDED
         self._show_complete_text()
-        self._finish_text_since_call(last_text="")
+        self._finish_text_since_call(following_text="")
 
     def _show_complete_text(self) -> None:
         """Show the watcher all text since the last call, now that it is complete."""
-        self._piece_feed.show_text(self.since_call, self.finished.likelihoods, whole=True)
+        self._piece_feed.show_text(self.text_since_call, self.finished_text.token_likelihoods, is_complete=True)
 
-    def _finish_text_since_call(self, last_text: str | None) -> None:
-        """Add the text since the last call to `finished`, and count the tokens of the open call after it.
+    def _finish_text_since_call(self, following_text: str | None) -> None:
+        """Add the text since the last call to `finished_text`, and count the tokens of the open call after it.
 
         Args:
-            last_text: What follows the text: " [" before a call, "" at the end, None if plain text goes on there.
+            following_text: What follows the text: " [" before a call, "" at the end, None if plain text goes on there.
         """
-        self.finished.add_text(self.since_call, last_text)
-        if self.call is not None:
-            self.finished.count_call(self.call)
+        self.finished_text.add_text(self.text_since_call, following_text)
+        if self.current_call is not None:
+            self.finished_text.count_call_tokens(self.current_call)
 
         # The probability of the first call is wanted, so nothing more is recorded once a call was answered.
-        no_call_was_answered = not self.memory.calls
+        no_call_was_answered = not self.memory.answered_calls
         if no_call_was_answered:
-            self.finished.record_start_probability(self.since_call, before_call=self.call is not None)
+            self.finished_text.record_start_probability(
+                self.text_since_call, is_before_call=self.current_call is not None
+            )

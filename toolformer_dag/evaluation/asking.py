@@ -11,119 +11,131 @@ from typing import Any, NamedTuple, TypeVar
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, map_tool_to_start_threshold
-from toolformer_dag.decoding.generation import DECODING, DecodedCall, Generation
+from toolformer_dag.decoding.generation import DECODING_VERSION, DecodedCall, Generation
 from toolformer_dag.decoding.greedy import generate
-from toolformer_dag.decoding.rules import DecodingRules, rules_for
+from toolformer_dag.decoding.rules import DecodingRules, build_decoding_rules
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
-from toolformer_dag.evaluation.function_calls import OFFERING, parse_offered_functions
-from toolformer_dag.evaluation.outcomes import CALLS, Condition, QuestionOutcome, is_lost, judge
+from toolformer_dag.evaluation.function_calls import OFFERING_VERSION, parse_offered_functions
+from toolformer_dag.evaluation.outcomes import CALLS_DTYPE, Condition, QuestionOutcome, is_lost_call, judge_answer
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.model.loading import LanguageModel, load_identified
-from toolformer_dag.model.weights import checkpoint_folder
-from toolformer_dag.pipeline.tool_results import result_settings
-from toolformer_dag.settings.evaluation_settings import OF_CALLS
+from toolformer_dag.model.loading import LanguageModel, load_model_with_identity
+from toolformer_dag.model.weights import get_checkpoint_folder
+from toolformer_dag.pipeline.tool_results import collect_result_settings
+from toolformer_dag.settings.evaluation_settings import CALL_DECODING_KEYS
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.tools.routing import build_offer_identity, offer
+from toolformer_dag.settings.setting_types import select_determining_settings
+from toolformer_dag.tools.routing import build_offer_identity, build_tool_offer
 from toolformer_dag.tools.tool import Tool
-from toolformer_dag.training.checkpoints import checkpoints, disabled
+from toolformer_dag.training.checkpoints import build_checkpoints_by_name, format_disabled_name
 
-NO_CALLS = 0
+K_WITHOUT_CALLS = 0
 """k of a model that calls nothing."""
-BASE = Condition("base", NO_CALLS)
+BASE_CONDITION = Condition("base", K_WITHOUT_CALLS)
 
 
 Result = TypeVar("Result")
 
 
-def compared(
-    settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Result]]
+def iter_model_results(
+    settings: Settings, measure_model: Callable[[LanguageModel, list[Condition]], Iterable[Result]]
 ) -> Iterator[Result]:
     """Measure every model that is evaluated, one after another.
 
-    Only one model is in memory, unless `measure` keeps a reference to it.
+    Only one model is in memory, unless `measure_model` keeps a reference to it.
 
     Args:
-        measure: Called with a loaded model and its conditions. A condition is the model's name with a k of
+        measure_model: Called with a loaded model and its conditions. A condition is the model's name with a k of
             decoding. The first one is without calls.
 
     Yields:
-        All results of `measure`.
+        All results of `measure_model`.
     """
     for compared_model in list_compared_models(settings):
         # A variable with the loaded model would keep it in memory while the next one is loaded.
-        yield from measure(load_identified(compared_model.settings, compared_model.folder), compared_model.conditions)
+        yield from measure_model(
+            load_model_with_identity(compared_model.model_settings, compared_model.checkpoint_folder),
+            compared_model.conditions,
+        )
 
 
 class ComparedModel(NamedTuple):
-    """A model that is evaluated.
+    """A model that is evaluated, with the conditions under which it answers.
 
-    - `settings`: the model's settings; with a `folder`, their `name` is not used
-    - `folder`: of a checkpoint; None for the model that the settings name
-    - `conditions`: under which the model answers; the first is without calls
+    Attributes:
+        model_settings: The model's settings. With a `checkpoint_folder`, their `name` is not used.
+        checkpoint_folder: The folder of a finetuned checkpoint. None for the model that the settings name.
+        conditions: The conditions under which the model answers. The first is without calls.
     """
 
-    settings: ModelSettings
-    folder: str | None
+    model_settings: ModelSettings
+    checkpoint_folder: str | None
     conditions: list[Condition]
 
 
 def list_compared_models(settings: Settings) -> list[ComparedModel]:
-    """Return the models that are evaluated: the base model, the checkpoints, those of `[evaluation.models]`."""
-    base = ComparedModel(settings.model, folder=None, conditions=[BASE])
-    return [base, *_iter_compared_checkpoints(settings), *_iter_further_models(settings)]
+    """Return the models that are evaluated: the base model, the checkpoints, and those of `[evaluation.models]`."""
+    base_model = ComparedModel(settings.model, checkpoint_folder=None, conditions=[BASE_CONDITION])
+    return [base_model, *_iter_compared_checkpoints(settings), *_iter_further_models(settings)]
 
 
 def _iter_compared_checkpoints(settings: Settings) -> Iterator[ComparedModel]:
     """Yield the finetuned checkpoints with their conditions."""
-    for name, checkpoint in checkpoints(settings).items():
-        folder = str(checkpoint_folder(settings, name))
-        conditions = _build_conditions(settings, checkpoint.condition, calls=checkpoint.calls)
+    for name, checkpoint in build_checkpoints_by_name(settings).items():
+        folder = str(get_checkpoint_folder(settings, name))
+        conditions = _build_conditions(settings, checkpoint.condition_name, can_call_tools=checkpoint.calls_tools)
         yield ComparedModel(settings.model, folder, conditions)
 
 
 def _iter_further_models(settings: Settings) -> Iterator[ComparedModel]:
     """Yield the models of `[evaluation.models]` with their conditions."""
-    for name, model in settings.evaluation.models.items():
-        other_model = settings.model.other(model.name, model.revision)
-        conditions = _build_conditions(settings, name, calls=model.tools)
-        yield ComparedModel(other_model, folder=None, conditions=conditions)
+    for condition_name, model in settings.evaluation.models.items():
+        model_settings = settings.model.with_other_model(model.name, model.revision)
+        conditions = _build_conditions(settings, condition_name, can_call_tools=model.tools)
+        yield ComparedModel(model_settings, checkpoint_folder=None, conditions=conditions)
 
 
-def _build_conditions(settings: Settings, model: str, *, calls: bool) -> list[Condition]:
-    """Build the conditions under which a model answers. The first is without calls (k = 0).
+def _build_conditions(settings: Settings, model_name: str, *, can_call_tools: bool) -> list[Condition]:
+    """Return the conditions under which a model answers. The first is without calls (k = 0).
+
+    k is a setting of decoding: a call may begin where ` [` is among the k likeliest tokens.
 
     Args:
-        calls: Whether the model was finetuned to call tools.
+        can_call_tools: Whether the model was finetuned to call tools. If not, there is only one condition.
     """
-    if not calls:
-        return [Condition(name=model, k=NO_CALLS)]
+    if not can_call_tools:
+        return [Condition(name=model_name, k=K_WITHOUT_CALLS)]
 
-    without_calls = Condition(name=disabled(model), k=NO_CALLS, model=model)  # such as "Toolformer (disabled)"
-    with_calls = Condition(name=model, k=settings.decoding.k, model=model)
-    return [without_calls, with_calls, *_build_conditions_of_other_k(settings, model)]
+    disabled_name = format_disabled_name(model_name)  # such as "Toolformer (disabled)"
+    without_calls = Condition(name=disabled_name, k=K_WITHOUT_CALLS, shared_model_name=model_name)
+    with_calls = Condition(name=model_name, k=settings.decoding.k, shared_model_name=model_name)
+    return [without_calls, with_calls, *_build_further_k_conditions(settings, model_name)]
 
 
-def _build_conditions_of_other_k(settings: Settings, model: str) -> list[Condition]:
+def _build_further_k_conditions(settings: Settings, model_name: str) -> list[Condition]:
     """Return a condition for each k of [evaluation] that [decoding] does not have (Table 9), by ascending k."""
-    other_k = set(settings.evaluation.decoding_k) - {NO_CALLS, settings.decoding.k}
-    return [Condition(f"{model} (k = {k})", k, model) for k in sorted(other_k)]
+    further_k_values = set(settings.evaluation.decoding_k) - {K_WITHOUT_CALLS, settings.decoding.k}
+
+    conditions = []
+    for k in sorted(further_k_values):
+        conditions.append(Condition(name=f"{model_name} (k = {k})", k=k, shared_model_name=model_name))
+    return conditions
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
     """A model with the settings under which it answers.
 
-    - `settings`: of the project
-    - `lanes`: the tools with their settings
-    - `language_model`: loaded by `load_identified`
-    - `k`: a call may begin if ` [` is among the k likeliest tokens; 0 writes no calls
-    - `withheld`: names of tools that may not be called, as written in texts ("QA")
-    - `function_calls`: above 0, each question brings functions, which are called in place of the lanes' tools, at most
-      so many times per text
+    Attributes:
+        settings: The settings of the project.
+        lanes: The tools with their settings.
+        language_model: The model, as `load_model_with_identity` returns it.
+        k: A call may begin if ` [` is among the k likeliest tokens. With 0, no calls are written.
+        withheld: The names of tools that may not be called, as written in texts ("QA").
+        max_function_calls: Above 0, each question brings functions of its own, which are called in place of the lanes'
+            tools, at most so many times per text.
     """
 
     settings: Settings
@@ -131,279 +143,322 @@ class Asking:
     language_model: LanguageModel
     k: int
     withheld: frozenset[str]
-    function_calls: int = 0
+    max_function_calls: int = 0
 
-    def identity(self) -> dict[str, Any]:
-        """Collect what determines a generated text besides its prompt and context, as the key of stored texts.
+    def build_identity(self) -> dict[str, Any]:
+        """Collect everything that determines a generated text besides its prompt and context.
 
-        Without calls (k = 0), the settings of tools do not matter. With `function_calls`, the functions are part of
-        each question's context.
+        It is the key under which generated texts are stored, so that they are generated again if any of it changes.
+        Without calls (k = 0), the settings of tools do not matter. With `max_function_calls`, the functions are part
+        of each question's context.
         """
-        identity = self._build_model_identity()
+        model_identity = self._build_model_identity()
         if self.k == 0:
-            return identity
-        if self.function_calls:
-            return {**identity, **self._build_function_identity()}
-        return {**identity, **self._build_tool_identity()}
+            return model_identity
+
+        if self.max_function_calls:
+            return {**model_identity, **self._build_function_identity()}
+        return {**model_identity, **self._build_tool_identity()}
 
     def _build_model_identity(self) -> dict[str, Any]:
-        """Return what determines a generated text without calls."""
+        """Return the part of the stored texts' key that matters even without calls: the model and the decoding."""
+        settings_without_calls = select_determining_settings(self.settings.decoding, excluded_keys=CALL_DECODING_KEYS)
         return {
             "model": {**self.language_model.identity, "dtype": self.language_model.dtype},
-            **determining(self.settings.decoding, but=OF_CALLS),
-            "decoding": DECODING,
-            "names": sorted(lane.tool.name for lane in self.lanes),  # no look-alike of a call to them is written
-            "columns": list(ROW),
+            **settings_without_calls,
+            "decoding": DECODING_VERSION,
+            # They matter without calls too: no text that looks like a call to these tools is written.
+            "names": sorted(lane.tool.name for lane in self.lanes),
+            "columns": list(ROW_SCHEMA),
         }
 
     def _build_function_identity(self) -> dict[str, Any]:
-        """Return the settings that determine the calls of a question's functions."""
-        decoding = {**determining(self.settings.decoding), "k": self.k}
+        """Return the part of the stored texts' key that determines the calls of a question's functions."""
+        decoding_settings = {**select_determining_settings(self.settings.decoding), "k": self.k}
         return {
-            "functions": [OFFERING, self.function_calls, decoding],
+            "functions": [OFFERING_VERSION, self.max_function_calls, decoding_settings],
             "max_call_tokens": self.settings.sampling.max_call_tokens,
         }
 
     def _build_tool_identity(self) -> dict[str, Any]:
-        """Collect what determines the written calls and their results, as a part of the key of stored texts."""
+        """Return the part of the stored texts' key that determines the written calls and their results."""
         tools = [lane.tool for lane in self.lanes]
-        # tool -> least probability of ` [`; empty if no setting has it
-        thresholds = map_tool_to_start_threshold(self.lanes)
+        result_settings_by_tool = {lane.tool.key: collect_result_settings(lane) for lane in self.lanes}
 
-        # Settings of [decoding] that matter for calls. Three of them are below in another form: k as it is asked for
-        # here, `tools` (how many are offered) by `build_offer_identity`, and min_probability by tool.
-        decoding = determining(self.settings.decoding, *OF_CALLS, but=("k", "tools", "min_probability"))
+        # Settings of [decoding] that matter for calls, without three whose values in the settings do not decide:
+        # - k is replaced by that of this asking.
+        # - `tools` (how many are offered) matters only if there are more tools, as `build_offer_identity` says.
+        # - min_probability (the least probability of ` [`) may differ by tool, as `start_thresholds` says.
+        call_settings = select_determining_settings(
+            self.settings.decoding, *CALL_DECODING_KEYS, excluded_keys=("k", "tools", "min_probability")
+        )
+
+        # tool -> least probability of ` [`; empty if no setting has it
+        start_thresholds = map_tool_to_start_threshold(self.lanes)
+        threshold_identity = {"min_probability": start_thresholds} if start_thresholds else {}
 
         return {
-            **({"min_probability": thresholds} if thresholds else {}),
+            **threshold_identity,
             "k": self.k,
-            **decoding,
+            **call_settings,
             **build_offer_identity(tools, self.settings.decoding.tools),
             "max_call_tokens": self.settings.sampling.max_call_tokens,
-            "tools": {lane.tool.key: result_settings(lane) for lane in self.lanes},
-            "withheld": sorted(self._not_called),
+            "tools": result_settings_by_tool,
+            "withheld": sorted(self._withheld_lane_tool_names),  # tools that may not be called
         }
 
-    def write(
+    def generate_texts(
         self, prompts: Sequence[str], contexts: Sequence[str], max_new_tokens: int | None = None
     ) -> list[Generation]:
-        """Write a text after each prompt, with tool calls and their results. Decoding is greedy.
+        """Generate a text after each prompt, with tool calls and their results. Decoding is greedy.
 
         Args:
             contexts: For each prompt, the date that the calendar returns ("2019-01-01"), or "". With
-                `function_calls`, the JSON of the question's functions.
+                `max_function_calls`, the JSON of the question's functions. Without calls (k = 0), it is not read.
             max_new_tokens: The limit of tokens per text. None for the limit in the settings.
         """
         rules = self._build_rules(max_new_tokens)
 
-        brings_functions = self.function_calls > 0 and self.k > 0
-        if brings_functions:
-            return self._write_with_functions(rules, prompts, contexts)
+        calls_functions = self.max_function_calls > 0 and self.k > 0  # with k = 0, nothing is called
+        if calls_functions:
+            return self._generate_texts_with_functions(rules, prompts, contexts)
         return generate(rules, prompts, contexts)
 
-    def _write_with_functions(
+    def _generate_texts_with_functions(
         self, rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]
     ) -> list[Generation]:
         """Generate a text per prompt, each with the functions of its context in place of the lanes' tools."""
-        texts = []
+        generations: list[Generation] = []
         for prompt, context in zip(prompts, contexts, strict=True):
-            rules_of_prompt = self._with_functions(rules, parse_offered_functions(context))
-            texts += generate(rules_of_prompt, [prompt])
-        return texts
+            functions = parse_offered_functions(context)
+            rules_with_functions = self._replace_tools_by_functions(rules, functions)
+            generations += generate(rules_with_functions, [prompt])
+        return generations
 
     def _build_rules(self, max_new_tokens: int | None) -> DecodingRules:
-        """Return the rules of decoding for the lanes' tools."""
+        """Return the rules of decoding for the lanes' tools, with the k and the withheld tools of this asking."""
+        rules_of_settings = build_decoding_rules(self.language_model, self.lanes, self.settings)
         return replace(
-            rules_for(self.language_model, self.lanes, self.settings),
-            k=self.k,
-            withheld=self._not_called,
+            rules_of_settings,
+            top_k=self.k,
+            withheld_tool_names=self._withheld_lane_tool_names,
             max_new_tokens=max_new_tokens or self.settings.decoding.max_new_tokens,
         )
 
-    def _with_functions(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
-        """Replace the lanes' tools in the rules of decoding by the functions of a question.
+    def _replace_tools_by_functions(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
+        """Return the rules of decoding with the functions of a question in place of the lanes' tools.
 
-        The limits of calls per text and per chain are raised to `function_calls` if they are lower.
+        The limits of calls per text and per chain are raised to `max_function_calls` if they are lower.
 
         Args:
             functions: The functions by name.
         """
         return replace(
             rules,
-            tools=functions,
-            offer=offer(functions, self.settings.decoding.tools),
-            calls=max(rules.calls, self.function_calls),
-            depth=max(rules.depth, self.function_calls),
-            min_probability=dict.fromkeys(functions, self.settings.decoding.min_probability),
+            tools_by_name=functions,
+            choose_offered_tools=build_tool_offer(functions, self.settings.decoding.tools),
+            max_call_positions=max(rules.max_call_positions, self.max_function_calls),
+            max_chain_calls=max(rules.max_chain_calls, self.max_function_calls),
+            min_start_probability_by_tool=dict.fromkeys(functions, self.settings.decoding.min_probability),
         )
 
     @property
-    def _not_called(self) -> frozenset[str]:
-        """The names of the lanes' tools that are withheld; names of other tools are dropped."""
+    def _withheld_lane_tool_names(self) -> frozenset[str]:
+        """The names of the lanes' tools that may not be called. Names of other tools are dropped."""
         return self.withheld & {lane.tool.name for lane in self.lanes}
 
 
-GENERATIONS = "evaluation/generations"
+GENERATIONS_STORE_NAME = "evaluation/generations"
 """The name of the row store of generated texts."""
-CHUNK = 256
+PROMPTS_PER_CHUNK = 256
 """Prompts that are generated before their rows are stored; a killed run loses at most these."""
-KEY = ("prompt", "context")
+KEY_COLUMNS = ("prompt", "context")
 """The columns that identify a row."""
-ROW = pl.Schema(
+ROW_SCHEMA = pl.Schema(
     {
         "prompt": pl.String(),
         "context": pl.String(),
         "text": pl.String(),
         "plain": pl.String(),
-        "calls": CALLS,
+        "calls": CALLS_DTYPE,
         "tokens": pl.Int64(),
         "reason": pl.String(),
         "look_alikes": pl.Int64(),
         "p_start": pl.Float64(),
     }
 )
-"""The columns of a stored generation: KEY, and the fields of Generation."""
+"""The columns of a stored generation: KEY_COLUMNS, and the text that was generated."""
 
 
 class Generations(NamedTuple):
     """Generated texts for some questions.
 
-    - `texts`: one per question, in order
-    - `fresh`: the rows (ROW) that were generated now because the store lacked them
+    Attributes:
+        generations: The generated text of each question, in order.
+        new_rows: The rows (ROW_SCHEMA) that were generated now because the store lacked them.
     """
 
-    texts: list[Generation]
-    fresh: pl.DataFrame
+    generations: list[Generation]
+    new_rows: pl.DataFrame
 
     @property
-    def new_tokens(self) -> int:
+    def new_token_count(self) -> int:
         """The number of tokens that were generated now."""
-        return int(self.fresh["tokens"].sum())
+        return int(self.new_rows["tokens"].sum())
 
     @property
-    def new_calls(self) -> int:
+    def new_call_count(self) -> int:
         """The number of calls that were made now."""
-        return int(self.fresh["calls"].list.len().sum())
+        return int(self.new_rows["calls"].list.len().sum())
 
 
-def generations(
-    store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion], advance: Callable[[int], None]
+def load_or_generate_texts(
+    store: RowStore,
+    asking: Asking,
+    questions: Sequence[BenchmarkQuestion],
+    report_answered_count: Callable[[int], None],
 ) -> Generations:
-    """Get a generated text for each question: from the store if it is there, otherwise from the model.
+    """Return a generated text for each question: from the store if it is there, otherwise from the model.
 
     A text with a lost call (time limit, connection, outage) is not stored, so that the next run tries again.
 
     Args:
-        advance: Called with the number of questions answered so far.
+        report_answered_count: Called with the number of questions answered so far.
 
     Raises:
         StorageError: Stored rows were damaged while they were read.
         WriteError: A text cannot be stored.
     """
-    requested = _select_distinct_prompts(questions)
-    # distinct prompts, so that repeated questions count as answered before
-    missing = _select_missing_prompts(store, requested)
-    answered_before = len(questions) - missing.height
+    requested_prompts = _select_distinct_prompts(questions)
+    missing_prompts = _select_missing_prompts(store, requested_prompts)
 
-    fresh = _generate_missing(store, asking, missing, lambda generated: advance(answered_before + generated))
+    # Missing prompts are distinct, so that repeated questions count as answered before.
+    count_answered_before = len(questions) - missing_prompts.height
 
-    # Fresh texts are in the store by now, except those with a lost call.
-    generation_of = _map_keys_to_generations(pl.concat([fresh, store.stored(requested)]))
-    _check_complete(store, requested.height, len(generation_of))
+    def report_generated_count(generated_count: int) -> None:
+        report_answered_count(count_answered_before + generated_count)
 
-    texts = [generation_of[question.prompt, question.context] for question in questions]
-    return Generations(texts, fresh)
+    new_rows = _generate_missing_texts(store, asking, missing_prompts, report_generated_count)
+
+    # New texts are in the store by now, except those with a lost call.
+    stored_rows = store.read_stored_rows(requested_prompts)
+    generations_by_key = _map_keys_to_generations(pl.concat([new_rows, stored_rows]))
+    _check_all_available(store, requested_prompts.height, len(generations_by_key))
+
+    generations = [generations_by_key[question.prompt, question.context] for question in questions]
+    return Generations(generations, new_rows)
 
 
-def _select_missing_prompts(store: RowStore, requested: pl.DataFrame) -> pl.DataFrame:
-    """Return the requested prompts (KEY) for which the store has no text, in order."""
-    return requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
+def _select_missing_prompts(store: RowStore, requested_prompts: pl.DataFrame) -> pl.DataFrame:
+    """Return the requested prompts (KEY_COLUMNS) for which the store has no text, in order."""
+    stored_rows = store.read_stored_rows(requested_prompts)
+    return requested_prompts.join(stored_rows, on=KEY_COLUMNS, how="anti", maintain_order="left")
 
 
-def _check_complete(store: RowStore, requested: int, available: int) -> None:
+def _check_all_available(store: RowStore, requested_count: int, available_count: int) -> None:
     """Raise StorageError if fewer texts are available than were requested.
 
     A stored row that was damaged after it was looked up is neither generated nor read.
     """
-    if available < requested:
-        raise StorageError(f"{requested - available} rows of {store.name} were damaged during reading; run again")
+    if available_count < requested_count:
+        raise StorageError(
+            f"{requested_count - available_count} rows of {store.name} were damaged during reading; run again"
+        )
 
 
 def _select_distinct_prompts(questions: Sequence[BenchmarkQuestion]) -> pl.DataFrame:
-    """Return the prompts and contexts (KEY) of questions, each pair once, in order."""
+    """Return the prompts and contexts (KEY_COLUMNS) of questions, each pair once, in order."""
     pairs = [(question.prompt, question.context) for question in questions]
-    return pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
+    return pl.DataFrame(pairs, schema=KEY_COLUMNS, orient="row").unique(maintain_order=True)
 
 
-def _generate_missing(
-    store: RowStore, asking: Asking, missing: pl.DataFrame, advance: Callable[[int], None]
+def _generate_missing_texts(
+    store: RowStore, asking: Asking, missing_prompts: pl.DataFrame, report_generated_count: Callable[[int], None]
 ) -> pl.DataFrame:
-    """Generate and store a text for each prompt, in chunks of CHUNK prompts.
+    """Generate and store a text for each prompt, PROMPTS_PER_CHUNK prompts at a time.
 
     Args:
-        missing: The prompts and contexts, in the columns KEY.
-        advance: Called before each chunk with the number of texts generated so far.
+        missing_prompts: The prompts and contexts, in the columns KEY_COLUMNS.
+        report_generated_count: Called before each chunk with the number of texts generated so far.
 
     Returns:
-        The generated texts, in the columns ROW.
+        The generated texts, in the columns ROW_SCHEMA.
     """
-    chunks = [ROW.to_frame()]  # no rows; gives the columns if nothing is generated
-    for start in range(0, missing.height, CHUNK):
-        advance(start)
-        chunks.append(_generate_and_store(store, asking, missing[start : start + CHUNK]))
-    return pl.concat(chunks)
+    # The first table has no rows. It gives the columns if nothing is generated.
+    generated_tables = [ROW_SCHEMA.to_frame()]
+    for start in range(0, missing_prompts.height, PROMPTS_PER_CHUNK):
+        report_generated_count(start)
+        chunk = missing_prompts[start : start + PROMPTS_PER_CHUNK]
+        generated_tables.append(_generate_and_store_texts(store, asking, chunk))
+    return pl.concat(generated_tables)
 
 
 def _map_keys_to_generations(rows: pl.DataFrame) -> dict[tuple[str, str], Generation]:
-    """Return the generated texts of stored rows (ROW) by prompt and context."""
-    generation_of = {}
+    """Return the generated texts of stored rows (ROW_SCHEMA) by prompt and context."""
+    generations_by_key = {}
     for row in rows.iter_rows(named=True):
-        generation_of[row["prompt"], row["context"]] = _build_generation(row)
-    return generation_of
+        generations_by_key[row["prompt"], row["context"]] = _build_generation(row)
+    return generations_by_key
 
 
-def _generate_and_store(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
+def _generate_and_store_texts(store: RowStore, asking: Asking, prompts: pl.DataFrame) -> pl.DataFrame:
     """Let the model answer a chunk of prompts, and store the answers.
 
     A text with a lost call (time limit, broken connection) is not stored, so that the next run asks again.
 
     Args:
-        chunk: The prompts and contexts, in the columns KEY.
+        prompts: The prompts and contexts, in the columns KEY_COLUMNS.
 
     Returns:
-        All generated texts, in the columns ROW.
+        All generated texts, in the columns ROW_SCHEMA.
     """
-    texts = asking.write(chunk["prompt"].to_list(), chunk["context"].to_list())
-    rows = _build_generation_rows(chunk, texts)
+    generations = asking.generate_texts(prompts["prompt"].to_list(), prompts["context"].to_list())
+    generated_rows = _build_generation_rows(prompts, generations)
 
-    is_whole = [not _has_lost_call(text) for text in texts]
-    store.append(rows.filter(pl.Series(is_whole, dtype=pl.Boolean)))
-    return rows
+    is_complete = [not _has_lost_call(generation) for generation in generations]
+    rows_to_store = generated_rows.filter(pl.Series(is_complete, dtype=pl.Boolean))
+    store.append_rows(rows_to_store)
+    return generated_rows
 
 
-def _build_generation_rows(chunk: pl.DataFrame, texts: Sequence[Generation]) -> pl.DataFrame:
-    """Return the rows (ROW) of generated texts. chunk: the prompt and context of each (KEY)."""
+def _build_generation_rows(prompts: pl.DataFrame, generations: Sequence[Generation]) -> pl.DataFrame:
+    """Build the rows to store for generated texts (ROW_SCHEMA); `_build_generation` reads them.
+
+    Args:
+        prompts: The prompt and the context of each text (KEY_COLUMNS).
+        generations: The texts, in the same order.
+    """
     rows = []
-    for key, text in zip(chunk.to_dicts(), texts, strict=True):
-        rows.append({**key, **asdict(text)})
-    return pl.DataFrame(rows, schema=ROW)
+    for key_columns, generation in zip(prompts.to_dicts(), generations, strict=True):
+        row = {
+            **key_columns,
+            "text": generation.text,
+            "plain": generation.plain_text,
+            "calls": [asdict(call) for call in generation.calls],
+            "tokens": generation.token_count,
+            "reason": generation.reason,
+            "look_alikes": generation.look_alike_count,
+            "p_start": generation.start_probability,
+        }
+        rows.append(row)
+    return pl.DataFrame(rows, schema=ROW_SCHEMA)
 
 
-def _has_lost_call(text: Generation) -> bool:
+def _has_lost_call(generation: Generation) -> bool:
     """Return whether a call of the text has no result because of a time limit, a connection or an outage."""
-    return any(is_lost(call) for call in text.calls)
+    return any(is_lost_call(call) for call in generation.calls)
 
 
 def _build_generation(row: Mapping[str, Any]) -> Generation:
-    """Return the generated text that a stored row (ROW) holds."""
+    """Return the generated text that a stored row (ROW_SCHEMA) holds."""
     return Generation(
         text=row["text"],
-        plain=row["plain"],
+        plain_text=row["plain"],
         calls=tuple(DecodedCall(**call) for call in row["calls"]),
-        tokens=row["tokens"],
+        token_count=row["tokens"],
         reason=row["reason"],
-        look_alikes=row["look_alikes"],
-        p_start=row["p_start"],
+        look_alike_count=row["look_alikes"],
+        start_probability=row["p_start"],
     )
 
 
@@ -411,24 +466,26 @@ def _build_generation(row: Mapping[str, Any]) -> Generation:
 class BenchmarkOutcomes:
     """The answers of a model to a benchmark under a condition.
 
-    - `outcomes`: one per question, in order
-    - `store`: the name of the row store with the generated texts
-    - `tokens`, `calls`: generated and called now, without what an earlier run had stored
+    Attributes:
+        outcomes: The judged answer to each question, in order.
+        store_name: The name of the row store with the generated texts.
+        new_token_count: The number of tokens that were generated now. What an earlier run has stored does not count.
+        new_call_count: The number of calls that were made now.
     """
 
     outcomes: list[QuestionOutcome]
-    store: str
-    tokens: int
-    calls: int
+    store_name: str
+    new_token_count: int
+    new_call_count: int
 
 
 def ask_benchmark(
     settings: Settings,
     lanes: Sequence[Lane],
-    model: LanguageModel,
+    language_model: LanguageModel,
     condition: Condition,
     benchmark: Benchmark,
-    advance: Callable[[int], None] = lambda answered: None,
+    report_answered_count: Callable[[int], None] = lambda answered: None,
 ) -> BenchmarkOutcomes:
     """Ask a model the questions of a benchmark, and judge the answers.
 
@@ -436,7 +493,7 @@ def ask_benchmark(
 
     Args:
         lanes: The tools that the model may call, except those that the benchmark withholds.
-        advance: Called with the number of questions answered so far.
+        report_answered_count: Called with the number of questions answered so far.
 
     Raises:
         StorageError: Stored texts cannot be read.
@@ -445,29 +502,32 @@ def ask_benchmark(
     asking = Asking(
         settings=settings,
         lanes=lanes,
-        language_model=model,
-        k=condition.k or NO_CALLS,
+        language_model=language_model,
+        k=condition.k or K_WITHOUT_CALLS,
         withheld=benchmark.withheld,
-        function_calls=benchmark.function_calls,
+        max_function_calls=benchmark.max_function_calls,
     )
-    store = Lake.of(settings.paths).rows(GENERATIONS, asking.identity(), KEY, ROW)
+    lake = Lake.from_settings(settings.paths)
+    store = lake.open_row_store(GENERATIONS_STORE_NAME, asking.build_identity(), KEY_COLUMNS, ROW_SCHEMA)
 
-    written = generations(store, asking, benchmark.questions, advance)
-
+    answers = load_or_generate_texts(store, asking, benchmark.questions, report_answered_count)
+    outcomes = _judge_generations(benchmark, condition, answers.generations, lanes)
     return BenchmarkOutcomes(
-        outcomes=_judge_texts(benchmark, condition, written.texts, lanes),
-        store=store.name,
-        tokens=written.new_tokens,
-        calls=written.new_calls,
+        outcomes=outcomes,
+        store_name=store.name,
+        new_token_count=answers.new_token_count,
+        new_call_count=answers.new_call_count,
     )
 
 
-def _judge_texts(
-    benchmark: Benchmark, condition: Condition, texts: Sequence[Generation], lanes: Sequence[Lane]
+def _judge_generations(
+    benchmark: Benchmark, condition: Condition, generations: Sequence[Generation], lanes: Sequence[Lane]
 ) -> list[QuestionOutcome]:
-    """Return the outcome of each question of a benchmark. texts: one per question, in order."""
-    lane_of = {lane.tool.name: lane.tool.key for lane in lanes}
+    """Return the outcome of each question of a benchmark, from the texts that were generated for them in order."""
+    lane_keys_by_tool_name = {lane.tool.name: lane.tool.key for lane in lanes}
+
     outcomes = []
-    for number, text in enumerate(texts, 1):
-        outcomes.append(judge(benchmark, number, condition, text, lane_of))
+    for question_number, generation in enumerate(generations, 1):
+        outcome = judge_answer(benchmark, question_number, condition, generation, lane_keys_by_tool_name)
+        outcomes.append(outcome)
     return outcomes

@@ -15,14 +15,17 @@ from datetime import date, timedelta
 from random import Random
 from typing import NamedTuple
 
-from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in_first_five_words
-from toolformer_dag.evaluation.benchmark_files import question_answering
+from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, is_in_first_five_words
+from toolformer_dag.evaluation.benchmark_files import format_question_answering_prompt
 from toolformer_dag.synthetic.today import MONTHS, WEEK_DAYS
 
 
 def compute_holidays(year: int) -> dict[str, date]:
-    """Return the holidays of a year, name -> date, in the order of the year; not the days of observance."""
-    days = {
+    """Return the date of each holiday of a year in the United States, by name and in the order of the year.
+
+    They are the days themselves. A day off that moves from a weekend to a Monday is not considered.
+    """
+    holidays = {
         "New Year's Day": date(year, 1, 1),
         "Martin Luther King Jr. Day": _compute_nth_weekday(year, 1, MONDAY, 3),
         "Washington's Birthday": _compute_nth_weekday(year, 2, MONDAY, 3),
@@ -36,47 +39,62 @@ def compute_holidays(year: int) -> dict[str, date]:
         "Christmas": date(year, 12, 25),
     }
     if year < 2021:  # it became a holiday then
-        del days["Juneteenth"]
-    return days
+        del holidays["Juneteenth"]
+    return holidays
 
 
 def _compute_nth_weekday(year: int, month: int, weekday: int, n: int) -> date:
-    """Return the n-th `weekday` of a month, from 1."""
+    """Return the date of the n-th `weekday` of a month, where n begins at 1 and Monday is the weekday 0."""
     first_of_month = date(year, month, 1)
-    days_to_weekday = (weekday - first_of_month.weekday()) % 7
-    return first_of_month + timedelta(days=days_to_weekday + 7 * (n - 1))
+    days_to_first_weekday = (weekday - first_of_month.weekday()) % 7
+    return first_of_month + timedelta(days=days_to_first_weekday + 7 * (n - 1))
 
 
 def _compute_last_weekday(year: int, month: int, weekday: int) -> date:
-    """Return the last `weekday` of a month other than December."""
-    return _compute_nth_weekday(year, month + 1, weekday, 1) - timedelta(days=7)
+    """Return the date of the last `weekday` of a month other than December, a week before the next month's first."""
+    first_of_next_month = _compute_nth_weekday(year, month + 1, weekday, 1)
+    return first_of_next_month - timedelta(days=7)
 
 
-UNITS = ("days", "weeks", "months", "years")
+DISTANCE_UNITS = ("days", "weeks", "months", "years")
 """Units of distances."""
 
 
-def count_whole_units(early: date, late: date, unit: str) -> int:
-    """Return the number of whole units from `early` to `late`, which must not be before. unit: one of UNITS."""
-    days = (late - early).days
-    months = 12 * (late.year - early.year) + late.month - early.month
-    if late.day < early.day:
-        months -= 1  # the last month is not whole
-    counts = {"days": days, "weeks": days // 7, "months": months, "years": months // 12}
-    return counts[unit]
+def count_whole_units(earlier_date: date, later_date: date, unit: str) -> int:
+    """Return the number of whole units between two dates: 2 weeks for 20 days.
+
+    Args:
+        earlier_date: The first date.
+        later_date: The second date, which is the same or later.
+        unit: One of DISTANCE_UNITS.
+    """
+    days = (later_date - earlier_date).days
+
+    months = 12 * (later_date.year - earlier_date.year) + later_date.month - earlier_date.month
+    is_last_month_incomplete = later_date.day < earlier_date.day
+    if is_last_month_incomplete:
+        months -= 1
+
+    count_by_unit = {"days": days, "weeks": days // 7, "months": months, "years": months // 12}
+    return count_by_unit[unit]
 
 
 def subtract_units(day: date, count: int, unit: str) -> date:
-    """Return the date `count` units before `day`. unit: one of UNITS."""
+    """Return the date that is `count` units before a day, where the unit is one of DISTANCE_UNITS."""
     if unit == "days":
         return day - timedelta(days=count)
     if unit == "weeks":
         return day - timedelta(weeks=count)
-    return _subtract_months(day, 12 * count if unit == "years" else count)
+
+    month_count = 12 * count if unit == "years" else count
+    return _subtract_months(day, month_count)
 
 
 def _subtract_months(day: date, count: int) -> date:
-    """Return the date `count` months before `day`, at the latest the month's last: 2023-03-31 -> 2023-02-28."""
+    """Return the date that is `count` months before a day.
+
+    It is the last day of that month if the month is too short: a month before 2023-03-31 is 2023-02-28.
+    """
     months_since_year_0 = 12 * day.year + day.month - 1 - count
     year, month_index = divmod(months_since_year_0, 12)
     month = month_index + 1
@@ -84,15 +102,21 @@ def _subtract_months(day: date, count: int) -> date:
     return date(year, month, min(day.day, days_in_month))
 
 
-DATES = 500
+CURRENT_DATE_COUNT = 500
 """The number of current dates."""
-FIRST = date(2013, 1, 1)
+FIRST_CURRENT_DATE = date(2013, 1, 1)
 """The first day that may be a current date."""
-LAST = date(2022, 12, 31)
+LAST_CURRENT_DATE = date(2022, 12, 31)
 """The last day that may be a current date."""
-MOST_DAYS = 1461
+MAX_DISTANCE_DAYS = 1461
 """The most days between a current date and its past or future date."""
-RELATIVE = {"the day before yesterday": -2, "yesterday": -1, "today": 0, "tomorrow": 1, "the day after tomorrow": 2}
+DAYS_BY_RELATIVE_WORDS = {
+    "the day before yesterday": -2,
+    "yesterday": -1,
+    "today": 0,
+    "tomorrow": 1,
+    "the day after tomorrow": 2,
+}
 """Words for a day -> its distance from the current date in days."""
 
 
@@ -116,45 +140,67 @@ Template = Callable[[Dates], Iterator[QuestionAndAnswers]]
 """Yields all variants of a question for some dates."""
 
 
-def dateset(seed: int = 0) -> Benchmark:
-    """Return a benchmark of 9,400 generated questions, always the same for a seed."""
+def build_dateset(seed: int = 0) -> Benchmark:
+    """Generate the benchmark Dateset with 9,400 questions, which are always the same for a seed."""
     random = Random(seed)
-    days = random.sample(range((LAST - FIRST).days + 1), DATES)
-    dates = [_draw_dates(random, FIRST + timedelta(days=day)) for day in days]
+    possible_day_count = (LAST_CURRENT_DATE - FIRST_CURRENT_DATE).days + 1
+    day_numbers = random.sample(range(possible_day_count), CURRENT_DATE_COUNT)
+
+    all_dates: list[Dates] = []
+    for day_number in day_numbers:
+        current_date = FIRST_CURRENT_DATE + timedelta(days=day_number)
+        all_dates.append(_draw_dates(random, current_date))
+
     questions: list[BenchmarkQuestion] = []
-    for template, size in TEMPLATES:
-        questions.extend(_draw_questions(random, dates, template, size))
-    return Benchmark("Dateset", tuple(questions), in_first_five_words)
+    for template, question_count in TEMPLATES_WITH_SIZES:
+        questions.extend(_draw_questions(random, all_dates, template, question_count))
+    return Benchmark("Dateset", tuple(questions), is_in_first_five_words)
 
 
-def _draw_dates(random: Random, current: date) -> Dates:
+def _draw_dates(random: Random, current_date: date) -> Dates:
     """Draw a past and a future date for a current date."""
-    days_back = random.randint(1, MOST_DAYS)
-    days_ahead = random.randint(1, MOST_DAYS)
+    days_back = random.randint(1, MAX_DISTANCE_DAYS)
+    days_ahead = random.randint(1, MAX_DISTANCE_DAYS)
     return Dates(
-        current=current,
-        past=current - timedelta(days=days_back),
-        future=current + timedelta(days=days_ahead),
+        current=current_date,
+        past=current_date - timedelta(days=days_back),
+        future=current_date + timedelta(days=days_ahead),
     )
 
 
-def _draw_questions(random: Random, dates: list[Dates], template: Template, size: int) -> Iterator[BenchmarkQuestion]:
-    """Draw `size` questions of a template; each of the dates gives equally many, up to a difference of 1."""
-    per_date, remainder = divmod(size, len(dates))
-    shuffled = random.sample(dates, len(dates))
-    for index, dates_of_question in enumerate(shuffled):
-        variants = list(template(dates_of_question))
-        count = per_date + 1 if index < remainder else per_date
-        for variant in random.sample(variants, count):
-            yield _build_question(variant, dates_of_question, template)
+def _draw_questions(
+    random: Random, all_dates: list[Dates], template: Template, question_count: int
+) -> Iterator[BenchmarkQuestion]:
+    """Draw questions of a template. All current dates get the same number of them, up to a difference of 1.
+
+    Args:
+        random: The random generator, which moves on.
+        all_dates: All current dates, each with a past and a future date.
+        template: Yields all variants of its question for some dates.
+        question_count: The number of questions to draw, with no more per date than the template has variants.
+
+    Yields:
+        The questions, in random order of their dates.
+    """
+    count_per_date, remainder = divmod(question_count, len(all_dates))
+    shuffled_dates = random.sample(all_dates, len(all_dates))
+
+    for index, dates in enumerate(shuffled_dates):
+        variants = list(template(dates))
+        variant_count = count_per_date
+        if index < remainder:
+            variant_count += 1
+
+        for variant in random.sample(variants, variant_count):
+            yield _build_benchmark_question(variant, dates, template)
 
 
-def _build_question(variant: QuestionAndAnswers, dates: Dates, template: Template) -> BenchmarkQuestion:
-    """Return a drawn question as the benchmark asks it; the calendar returns its current date."""
+def _build_benchmark_question(variant: QuestionAndAnswers, dates: Dates, template: Template) -> BenchmarkQuestion:
+    """Return a drawn question as the benchmark asks it. The calendar returns the current date of `dates`."""
     return BenchmarkQuestion(
-        prompt=question_answering(variant.question),
-        answers=variant.answers,
-        tool="calendar",
+        prompt=format_question_answering_prompt(variant.question),
+        right_answers=variant.answers,
+        target_tool_key="calendar",
         context=dates.current.isoformat(),
         wording=template.__name__.lstrip("_"),
     )
@@ -163,64 +209,80 @@ def _build_question(variant: QuestionAndAnswers, dates: Dates, template: Templat
 def _days_between(dates: Dates) -> Iterator[QuestionAndAnswers]:
     """Yield `How many days ago was August 14, 2020?` and the same question for the future date."""
     days_back = (dates.current - dates.past).days
+    past_question = f"How many days ago was {_format_date(dates.past)}?"
+    yield QuestionAndAnswers(past_question, _list_number_forms(days_back))
+
     days_ahead = (dates.future - dates.current).days
-    yield QuestionAndAnswers(f"How many days ago was {_format_date(dates.past)}?", _format_number(days_back))
-    yield QuestionAndAnswers(f"How many days are there until {_format_date(dates.future)}?", _format_number(days_ahead))
+    future_question = f"How many days are there until {_format_date(dates.future)}?"
+    yield QuestionAndAnswers(future_question, _list_number_forms(days_ahead))
 
 
 def _ago(dates: Dates) -> Iterator[QuestionAndAnswers]:
-    """Yield `What month was it 3 weeks ago?` and the like, for the whole units since the past date."""
-    for unit in UNITS:
-        count = count_whole_units(dates.past, dates.current, unit)
-        if count == 0:
+    """Yield `What month was it 3 weeks ago?` and the like, for each unit of distance and each part of a date.
+
+    The distance is the time from the past to the current date, rounded down to whole units. A unit is left out if not
+    even one has passed.
+    """
+    for unit in DISTANCE_UNITS:
+        unit_count = count_whole_units(dates.past, dates.current, unit)
+        if unit_count == 0:
             continue
-        for part in _list_date_parts(subtract_units(dates.current, count, unit)):
-            yield QuestionAndAnswers(f"What {part.name} was it {_format_count(count, unit)} ago?", part.answers)
+
+        distance = _format_distance(unit_count, unit)  # "3 weeks"
+        asked_day = subtract_units(dates.current, unit_count, unit)
+        for part in _list_date_parts(asked_day):
+            yield QuestionAndAnswers(f"What {part.name} was it {distance} ago?", part.answers)
 
 
 def _ahead(dates: Dates) -> Iterator[QuestionAndAnswers]:
     """Yield `What month will it be in 3 days?` and the like, for the future date."""
-    days = _format_count((dates.future - dates.current).days, "days")
+    days_ahead = (dates.future - dates.current).days
+    distance = _format_distance(days_ahead, "days")  # "3 days"
     for part in _list_date_parts(dates.future):
-        yield QuestionAndAnswers(f"What {part.name} will it be in {days}?", part.answers)
+        yield QuestionAndAnswers(f"What {part.name} will it be in {distance}?", part.answers)
 
 
 def _weekday(dates: Dates) -> Iterator[QuestionAndAnswers]:
     """Yield `What day of the week was it on August 14, 2020?` and the same for the future date."""
+    past_question = f"What day of the week was it on {_format_date(dates.past)}?"
     past_weekday = WEEK_DAYS[dates.past.weekday()]
+    yield QuestionAndAnswers(past_question, (past_weekday,))
+
+    future_question = f"What day of the week is it on {_format_date(dates.future)}?"
     future_weekday = WEEK_DAYS[dates.future.weekday()]
-    yield QuestionAndAnswers(f"What day of the week was it on {_format_date(dates.past)}?", (past_weekday,))
-    yield QuestionAndAnswers(f"What day of the week is it on {_format_date(dates.future)}?", (future_weekday,))
+    yield QuestionAndAnswers(future_question, (future_weekday,))
 
 
 def _relative(dates: Dates) -> Iterator[QuestionAndAnswers]:
-    """Yield `What month was it yesterday?` and the like, for RELATIVE."""
-    for words, days in RELATIVE.items():
-        verb = "was" if days < 0 else "is"
-        for part in _list_date_parts(dates.current + timedelta(days=days)):
-            yield QuestionAndAnswers(f"What {part.name} {verb} it {words}?", part.answers)
+    """Yield `What month was it yesterday?` and the like, for all words of DAYS_BY_RELATIVE_WORDS."""
+    for relative_words, days_from_today in DAYS_BY_RELATIVE_WORDS.items():
+        verb = "was" if days_from_today < 0 else "is"
+        asked_day = dates.current + timedelta(days=days_from_today)
+        for part in _list_date_parts(asked_day):
+            yield QuestionAndAnswers(f"What {part.name} {verb} it {relative_words}?", part.answers)
 
 
 def _holiday(dates: Dates) -> Iterator[QuestionAndAnswers]:
-    """Yield `What month is Christmas this year?` and the like; nobody asks for the year."""
-    for name, day in compute_holidays(dates.current.year).items():
-        verb = "was" if day < dates.current else "is"
-        for part in _list_date_parts(day):
+    """Yield `What month is Christmas this year?` and the like. The year is not asked for."""
+    for holiday_name, holiday in compute_holidays(dates.current.year).items():
+        verb = "was" if holiday < dates.current else "is"
+        for part in _list_date_parts(holiday):
             if part.name != "year":
-                yield QuestionAndAnswers(f"What {part.name} {verb} {name} this year?", part.answers)
+                yield QuestionAndAnswers(f"What {part.name} {verb} {holiday_name} this year?", part.answers)
 
 
 def _holiday_distance(dates: Dates) -> Iterator[QuestionAndAnswers]:
-    """Yield `How many weeks are there until Christmas this year?` and the like, for all UNITS."""
-    for name, day in compute_holidays(dates.current.year).items():
-        words = "ago was" if day < dates.current else "are there until"
-        early, late = sorted((day, dates.current))
-        for unit in UNITS:
-            count = count_whole_units(early, late, unit)
-            yield QuestionAndAnswers(f"How many {unit} {words} {name} this year?", _format_number(count))
+    """Yield `How many weeks are there until Christmas this year?` and the like, for all DISTANCE_UNITS."""
+    for holiday_name, holiday in compute_holidays(dates.current.year).items():
+        verb_words = "ago was" if holiday < dates.current else "are there until"
+        earlier_date, later_date = sorted((holiday, dates.current))
+        for unit in DISTANCE_UNITS:
+            unit_count = count_whole_units(earlier_date, later_date, unit)
+            question = f"How many {unit} {verb_words} {holiday_name} this year?"
+            yield QuestionAndAnswers(question, _list_number_forms(unit_count))
 
 
-TEMPLATES: tuple[tuple[Template, int], ...] = (
+TEMPLATES_WITH_SIZES: tuple[tuple[Template, int], ...] = (
     (_days_between, 400),
     (_ago, 800),
     (_ahead, 800),
@@ -249,21 +311,26 @@ def _list_date_parts(day: date) -> list[DatePart]:
     ]
 
 
-def _format_number(count: int) -> tuple[str, ...]:
-    """Return a number as text, plain and, if that differs, with commas: 1461 -> ("1461", "1,461")."""
-    return tuple(dict.fromkeys((str(count), f"{count:,}")))
+def _list_number_forms(count: int) -> tuple[str, ...]:
+    """Return a number as text, plain and, if that differs, with commas: ("1461", "1,461") for 1461."""
+    plain = str(count)
+    with_commas = f"{count:,}"
+    return (plain,) if with_commas == plain else (plain, with_commas)
 
 
 def _get_ordinal_ending(number: int) -> str:
-    """Return the ending of an ordinal, such as `th`."""
-    if 10 <= number % 100 <= 20:
+    """Return the ending of an ordinal number, such as "nd" for 2 and "th" for 12."""
+    ends_with_teen = 10 <= number % 100 <= 20
+    if ends_with_teen:
         return "th"
     return {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
-def _format_count(count: int, unit: str) -> str:
-    """Return `3 weeks` or `1 week`."""
-    return f"{count} {unit if count != 1 else unit.removesuffix('s')}"
+def _format_distance(count: int, unit: str) -> str:
+    """Return a distance in time as text: "3 weeks", or "1 week" with the unit in the singular."""
+    if count == 1:
+        return f"{count} {unit.removesuffix('s')}"
+    return f"{count} {unit}"
 
 
 def _format_date(day: date) -> str:

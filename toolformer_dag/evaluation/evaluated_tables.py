@@ -4,37 +4,45 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from toolformer_dag.computing.change_log import CHANGE_COLUMNS, CHANGES
-from toolformer_dag.computing.spending import COST_COLUMNS, COSTS
+from toolformer_dag.computing.change_log import CHANGE_COLUMNS, CHANGES_TABLE
+from toolformer_dag.computing.spending import COST_COLUMNS, COSTS_TABLE
 from toolformer_dag.computing.stage import TableOutput
-from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS
+from toolformer_dag.evaluation.measurements import (
+    ACCURACY_TABLE,
+    OUTCOMES_TABLE,
+    OVERLAP_TABLE,
+    PERPLEXITY_COLUMNS,
+    PERPLEXITY_TABLE,
+)
 from toolformer_dag.evaluation.outcomes import OUTCOME_SCHEMA, SCORE_SCHEMA
-from toolformer_dag.evaluation.paper_tables import VIEWS
+from toolformer_dag.evaluation.paper_tables import VIEWS_SQL
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
 from toolformer_dag.lake.queries import read_sql_file
 from toolformer_dag.lake.table import DamagedPart, Lake, Table
 from toolformer_dag.lake.warehouse_table import WarehouseTable
-from toolformer_dag.pipeline.stages import warehouse_tables
-from toolformer_dag.training.checkpoint_outputs import CURVE, CURVE_COLUMNS
+from toolformer_dag.pipeline.stages import build_warehouse_tables
+from toolformer_dag.training.checkpoint_outputs import CURVE_COLUMNS, CURVE_TABLE_NAME
 
-BENCHMARK = "name of the benchmark; `(seen)` ends those of the synthetic world"
-"""The comment of a column in several tables, like CONDITION, MODEL and K."""
-CONDITION = (
+BENCHMARK_COMMENT = "name of the benchmark; `(seen)` ends those of the synthetic world"
+"""The comment of a column in several tables, like CONDITION_COMMENT, MODEL_COMMENT and K_COMMENT."""
+CONDITION_COMMENT = (
     "the model and how it was asked: base; base + C, the model finetuned on C without calls; Toolformer; Toolformer "
     "(disabled), whose probability of ` [` is 0; a model of [evaluation.models]; `no model: a + b` and the like"
 )
-MODEL = "the model that was asked; conditions may share it; `no model` for what the numbers of a question give"
-K = "k of decoding: a call starts when ` [` is among the k most likely tokens; 0 without calls; null without a model"
-EVALUATED = (
+MODEL_COMMENT = "the model that was asked; conditions may share it; `no model` for what the numbers of a question give"
+K_COMMENT = (
+    "k of decoding: a call starts when ` [` is among the k most likely tokens; 0 without calls; null without a model"
+)
+EVALUATION_TABLES = (
     WarehouseTable(
         "outcomes",
         "A row per question and condition: what was asked, written, called and told, and whether it is right.",
         {
-            "benchmark": BENCHMARK,
+            "benchmark": BENCHMARK_COMMENT,
             "question": "number of the question within the benchmark, from 1",
-            "condition": CONDITION,
-            "model": MODEL,
-            "k": K,
+            "condition": CONDITION_COMMENT,
+            "model": MODEL_COMMENT,
+            "k": K_COMMENT,
             "wording": "template or type of the question; empty where the benchmark has none",
             "prompt": "what the model continues (appendix C)",
             "context": "date that the calendar tells, or the functions that the question brings, as JSON; else empty",
@@ -55,14 +63,14 @@ EVALUATED = (
             "it was among the ten likeliest tokens; null without a model",
         },
         pl.Schema(OUTCOME_SCHEMA),
-        (OUTCOMES,),
-        measured=True,
+        (OUTCOMES_TABLE,),
+        is_measured=True,
     ),
     WarehouseTable(
         "question_overlap",
         "A row per question: whether it occurs in the texts that were trained on.",
         {
-            "benchmark": BENCHMARK,
+            "benchmark": BENCHMARK_COMMENT,
             "question": "number of the question within the benchmark, from 1",
             "in_corpus": "whether 13 of its words in a row stand in a training text of C* (8 to 12 words: all of "
             "them); null where it has fewer than 8",
@@ -71,31 +79,31 @@ EVALUATED = (
             "segment": "number of the text within the document; null without one",
         },
         pl.Schema(OVERLAP_COLUMNS),
-        (OVERLAP,),
-        measured=True,
+        (OVERLAP_TABLE,),
+        is_measured=True,
     ),
     WarehouseTable(
         "accuracy",
         "Questions answered right, by benchmark and condition, with 95 % intervals (paper, section 4.2).",
         {
-            "benchmark": BENCHMARK,
-            "condition": CONDITION,
+            "benchmark": BENCHMARK_COMMENT,
+            "condition": CONDITION_COMMENT,
             "n": "questions",
             "accuracy": "share of right answers",
             "low": "lower end of its 95 % interval (Wilson)",
             "high": "upper end of its 95 % interval (Wilson)",
             "calls": "share of questions with a call",
             "right_tool": "share of right tools among questions with a target; null without such questions",
-            "model": MODEL,
-            "k": K,
+            "model": MODEL_COMMENT,
+            "k": K_COMMENT,
             "weights": "id or folder of the model, or of the model that it was finetuned from; null without a model",
             "parameters": "number of its parameters; null without a model",
             "look_alikes": "share of answers in which the model would have written a look-alike of a call, such as "
             "`<QA(`, which decoding bars",
         },
         pl.Schema(SCORE_SCHEMA),
-        (ACCURACY,),
-        measured=True,
+        (ACCURACY_TABLE,),
+        is_measured=True,
     ),
     WarehouseTable(
         "perplexity",
@@ -112,16 +120,16 @@ EVALUATED = (
             "model": "the model that was measured",
         },
         pl.Schema(PERPLEXITY_COLUMNS),
-        (PERPLEXITY,),
-        measured=True,
+        (PERPLEXITY_TABLE,),
+        is_measured=True,
     ),
     WarehouseTable(
         "training_curve",
         "Training loss and held-out perplexity over the steps of finetuning.",
         {name: column.description for name, column in CURVE_COLUMNS.items()},
         pl.Schema({name: column.dtype for name, column in CURVE_COLUMNS.items()}),
-        (CURVE,),
-        measured=True,
+        (CURVE_TABLE_NAME,),
+        is_measured=True,
     ),
     WarehouseTable(
         "costs",
@@ -129,9 +137,9 @@ EVALUATED = (
         "failed. Steps that were killed have none.",
         {name: comment for name, (_, comment) in COST_COLUMNS.items()},
         pl.Schema({name: kind for name, (kind, _) in COST_COLUMNS.items()}),
-        (COSTS,),
-        views=VIEWS,
-        measured=True,
+        (COSTS_TABLE,),
+        views_sql=VIEWS_SQL,
+        is_measured=True,
     ),
     WarehouseTable(
         "changes",
@@ -140,20 +148,20 @@ EVALUATED = (
         "nothing; steps that were killed have no row.",
         {name: comment for name, (_, comment) in CHANGE_COLUMNS.items()},
         pl.Schema({name: kind for name, (kind, _) in CHANGE_COLUMNS.items()}),
-        (CHANGES,),
-        views=read_sql_file(__package__, "run_views.sql"),
-        measured=True,
+        (CHANGES_TABLE,),
+        views_sql=read_sql_file(__package__, "run_views.sql"),
+        is_measured=True,
     ),
 )
 
 
 def list_all_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
-    """Return every table of the warehouse: the ones of the stages, and EVALUATED."""
-    return [*warehouse_tables(outputs), *EVALUATED]
+    """Return every table of the warehouse: first those of the stages, then EVALUATION_TABLES."""
+    return [*build_warehouse_tables(outputs), *EVALUATION_TABLES]
 
 
-def withdraw_damaged(lake: Lake) -> Mapping[str, str]:
-    """Remove the damaged parts of the tables of measurements (EVALUATED).
+def withdraw_damaged_measurements(lake: Lake) -> Mapping[str, str]:
+    """Remove the damaged parts of the tables of measurements (EVALUATION_TABLES).
 
     This is called before the warehouse is filled, which a damaged measurement must not prevent. The measurement is
     made again afterwards.
@@ -161,11 +169,12 @@ def withdraw_damaged(lake: Lake) -> Mapping[str, str]:
     Returns:
         The damage of each removed part, by "TABLE PART".
     """
-    damaged = {}
-    for declared in EVALUATED:
-        for source in declared.sources:
-            damaged.update(_withdraw_damaged_parts(lake.table(source)))
-    return damaged
+    damage_by_part = {}
+    for warehouse_table in EVALUATION_TABLES:
+        for source_name in warehouse_table.source_names:
+            source_table = lake.get_table(source_name)
+            damage_by_part.update(_withdraw_damaged_parts(source_table))
+    return damage_by_part
 
 
 def _withdraw_damaged_parts(table: Table) -> dict[str, str]:
@@ -174,11 +183,11 @@ def _withdraw_damaged_parts(table: Table) -> dict[str, str]:
     Returns:
         The damage of each removed part, by "TABLE PART".
     """
-    damaged = {}
-    for part in table.parts():
+    damage_by_part = {}
+    for part_name in table.list_part_names():
         try:
-            table.files(part)  # raises DamagedPart
+            table.list_part_files(part_name)  # raises DamagedPart
         except DamagedPart as error:
-            table.remove(part)
-            damaged[f"{table.name} {part}"] = str(error)
-    return damaged
+            table.withdraw_part(part_name)
+            damage_by_part[f"{table.name} {part_name}"] = str(error)
+    return damage_by_part

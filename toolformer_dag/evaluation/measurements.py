@@ -14,51 +14,51 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from toolformer_dag.computing.plan import Plan, map_tool_to_start_threshold
-from toolformer_dag.computing.stage import REJECTIONS, encoded
-from toolformer_dag.decoding.generation import DECODING
+from toolformer_dag.computing.stage import REJECTIONS_FIELD, encode_rejections
+from toolformer_dag.decoding.generation import DECODING_VERSION
 from toolformer_dag.evaluation.benchmark import Benchmark
-from toolformer_dag.evaluation.benchmark_files import content, wikitext
-from toolformer_dag.evaluation.catalogue import READING, build_questions_identity, collect_chosen_benchmarks
+from toolformer_dag.evaluation.benchmark_files import hash_benchmark_files, read_wikitext_articles
+from toolformer_dag.evaluation.catalogue import READING_VERSION, build_questions_identity, collect_chosen_benchmarks
 from toolformer_dag.evaluation.outcomes import (
-    BASELINES,
+    BASELINES_BY_NAME,
     OUTCOME_SCHEMA,
     Condition,
     QuestionOutcome,
     Weights,
     build_outcome_table,
     build_score_table,
-    check_outage,
+    check_tool_outage,
     format_accuracy_by_condition,
     judge_baselines,
 )
-from toolformer_dag.evaluation.question_overlap import question_overlap
+from toolformer_dag.evaluation.question_overlap import find_question_overlap
 from toolformer_dag.files import StorageError
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.record import STORES, changes, record
-from toolformer_dag.lake.table import WHOLE, Lake
-from toolformer_dag.model.weights import checkpoint_folder, format_model_name, read_model_identity
+from toolformer_dag.lake.record import STORES_FIELD, build_record, list_record_changes
+from toolformer_dag.lake.table import WHOLE_TABLE_PART, Lake
+from toolformer_dag.model.weights import format_model_name, get_checkpoint_folder, read_model_identity
 from toolformer_dag.pipeline.augmented_corpus import iter_corpus_batches
-from toolformer_dag.pipeline.heldout_texts import draw_heldout_documents, heldout_texts, read_document_texts
-from toolformer_dag.pipeline.tool_results import result_settings
-from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.synthetic.phenomena import TOOLS, TWO_HOP
-from toolformer_dag.texts.shared_passages import MATCHING
+from toolformer_dag.pipeline.heldout_texts import draw_heldout_documents, draw_heldout_texts, read_document_texts
+from toolformer_dag.pipeline.tool_results import collect_result_settings
+from toolformer_dag.settings.setting_types import select_determining_settings
+from toolformer_dag.synthetic.phenomena import SYNTHETIC_TOOLS, TWO_HOP_KIND
+from toolformer_dag.texts.shared_passages import MATCHING_VERSION
 from toolformer_dag.tools.routing import build_offer_identity
-from toolformer_dag.training.checkpoints import checkpoints
-from toolformer_dag.training.training_report import read_report
+from toolformer_dag.training.checkpoints import build_checkpoints_by_name
+from toolformer_dag.training.training_report import read_training_report
 
 if TYPE_CHECKING:
     from toolformer_dag.evaluation.asking import BenchmarkOutcomes
     from toolformer_dag.model.loading import LanguageModel
 
-ACCURACY = "evaluation/accuracy"
+ACCURACY_TABLE = "evaluation/accuracy"
 """The table of scores (`build_score_table`)."""
-OUTCOMES = "evaluation/outcomes"
+OUTCOMES_TABLE = "evaluation/outcomes"
 """The table of judged answers (`build_outcome_table`)."""
-PERPLEXITY = "evaluation/perplexity"
+PERPLEXITY_TABLE = "evaluation/perplexity"
 """The table of perplexity, a row per source and condition (PERPLEXITY_COLUMNS)."""
-OVERLAP = "evaluation/question_overlap"
-"""The table of the questions that occur in C*'s training texts (`question_overlap`)."""
+OVERLAP_TABLE = "evaluation/question_overlap"
+"""The table of the questions that occur in C*'s training texts (`find_question_overlap`)."""
 PERPLEXITY_COLUMNS = {
     "source": pl.String,
     "condition": pl.String,
@@ -70,38 +70,44 @@ PERPLEXITY_COLUMNS = {
     "bits_per_byte": pl.Float64,
     "model": pl.String,
 }
-"""Columns of PERPLEXITY, described in evaluated_tables.py."""
-HELDOUT_C = "C, held out"
+"""Columns of PERPLEXITY_TABLE, described in evaluated_tables.py."""
+HELDOUT_SOURCE = "C, held out"
 """The source of perplexity that is drawn from C."""
-MEASURED_ON = "heldout_texts"
-"""The name, in the record of PERPLEXITY, of the texts of C that were measured."""
-TABLES = {ACCURACY: (ACCURACY, OUTCOMES, OVERLAP), PERPLEXITY: (PERPLEXITY,)}
+MEASURED_TEXTS_INPUT = "heldout_texts"
+"""The name, in the record of PERPLEXITY_TABLE, of the texts of C that were measured."""
+TABLES_BY_MEASUREMENT = {
+    ACCURACY_TABLE: (ACCURACY_TABLE, OUTCOMES_TABLE, OVERLAP_TABLE),
+    PERPLEXITY_TABLE: (PERPLEXITY_TABLE,),
+}
 """The tables of each asset; the asset has the version of the first."""
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called as (units done, total units)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A table that was measured and published.
+    """A table that was measured and published, with what the measurement cost.
 
-    - `version`: of the content of `rows`
-    - `rows`: the table
-    - `shown`: the same in the form that people read
-    - `left_out`: benchmark -> reason -> number of records without a question
-    - `tokens`, `calls`: spent now, without what an earlier run had stored
+    Attributes:
+        content_version: The version of the content of `rows`.
+        rows: The table.
+        display_table: The same figures in the form that people read.
+        left_out_counts: For each benchmark and reason, the number of records without a question.
+        token_count: The number of tokens that were generated or read now. Those that an earlier run had stored do not
+            count.
+        call_count: The number of calls that were made now.
     """
 
-    version: str
+    content_version: str
     rows: pl.DataFrame
-    shown: pl.DataFrame
-    left_out: Mapping[str, Mapping[str, int]]
-    tokens: int
-    calls: int
+    display_table: pl.DataFrame
+    left_out_counts: Mapping[str, Mapping[str, int]]
+    token_count: int
+    call_count: int
 
 
 def build_accuracy_settings(plan: Plan) -> dict[str, Any]:
-    """Collect all settings on which the stored accuracies depend. If one changes, they are measured again.
+    """Return all settings on which the stored accuracies depend. If one changes, they are measured again.
 
     Checkpoints are not among them, because they are inputs.
 
@@ -109,40 +115,45 @@ def build_accuracy_settings(plan: Plan) -> dict[str, Any]:
         BenchmarkError: The files of a benchmark cannot be read.
     """
     evaluation = plan.settings.evaluation
+    dtype_by_column = {column: str(dtype) for column, dtype in OUTCOME_SCHEMA.items()}
     return {
-        "columns": fingerprint({name: str(kind) for name, kind in OUTCOME_SCHEMA.items()}),
+        "columns": fingerprint(dtype_by_column),
         "questions": build_questions_identity(evaluation),
-        "baselines": list(BASELINES),
+        "baselines": list(BASELINES_BY_NAME),
         "decoding_k": sorted(set(evaluation.decoding_k)),
-        "models": _read_model_identities(plan),
-        "overlap": MATCHING,
-        "model": dict(plan.model),
+        "models": _read_model_identities(plan),  # those of [evaluation.models], which are compared
+        "overlap": MATCHING_VERSION,  # of the rule that finds questions in the training texts
+        "model": dict(plan.model_identity),  # the base model
         **_build_decoding_identity(plan),
     }
 
 
 def _build_decoding_identity(plan: Plan) -> dict[str, Any]:
-    """Collect the settings of decoding and of the tools that a model may call, for the record of a table.
+    """Return the settings of decoding and of the tools that a model may call, for the record of a table.
 
-    If one of them changes, the table is out of date. A setting that older records lack is left out while it has the
-    value under which nothing changes.
+    If one of them changes, the table is out of date. A setting that a later release added is left out while its value
+    leaves everything as it was before, so that records of earlier releases still match.
     """
-    decoding = determining(plan.settings.decoding, but=("min_probability",))  # which is added by tool instead
+    # min_probability is left out here, because it is added by tool below.
+    decoding_settings = select_determining_settings(plan.settings.decoding, excluded_keys=("min_probability",))
+
     # tool -> least probability of ` [`; empty if no setting has it
-    thresholds = map_tool_to_start_threshold(plan.lanes)
+    start_thresholds = map_tool_to_start_threshold(plan.lanes)
+    threshold_settings = {"min_probability": start_thresholds} if start_thresholds else {}
 
     tools = [lane.tool for lane in plan.inference_lanes]
+    result_settings_by_tool = {lane.tool.key: collect_result_settings(lane) for lane in plan.inference_lanes}
     return {
-        "decoding": {**decoding, "version": DECODING},
+        "decoding": {**decoding_settings, "version": DECODING_VERSION},
         **build_offer_identity(tools, plan.settings.decoding.tools),
-        **({"min_probability": thresholds} if thresholds else {}),
+        **threshold_settings,
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
-        "lanes": {lane.tool.key: result_settings(lane) for lane in plan.inference_lanes},
+        "lanes": result_settings_by_tool,
     }
 
 
 def build_perplexity_settings(plan: Plan) -> dict[str, Any]:
-    """Collect all settings on which the stored perplexities depend. If one changes, they are measured again.
+    """Return all settings on which the stored perplexities depend. If one changes, they are measured again.
 
     Checkpoints and held-out texts are not among them, because they are inputs.
 
@@ -150,111 +161,135 @@ def build_perplexity_settings(plan: Plan) -> dict[str, Any]:
         BenchmarkError: The file of WikiText cannot be read.
     """
     evaluation = plan.settings.evaluation
-    wikitext_file = evaluation.wikitext
-    return {
+    identity_without_wikitext = {
         "columns": list(PERPLEXITY_COLUMNS),
         "models": _read_model_identities(plan),
         "texts": evaluation.perplexity_texts,
-        **determining(evaluation, "perplexity_on"),  # {} at the default, which older records lack
-        "model": dict(plan.model),
-        "wikitext": [content(wikitext_file), READING] if wikitext_file else None,  # READING: the reader's version
+        **select_determining_settings(evaluation, "perplexity_on"),  # {} at the default, which older records lack
+        "model": dict(plan.model_identity),
     }
+
+    wikitext_identity = None
+    if evaluation.wikitext:
+        wikitext_identity = [hash_benchmark_files(evaluation.wikitext), READING_VERSION]
+    return {**identity_without_wikitext, "wikitext": wikitext_identity}
 
 
 def _read_model_identities(plan: Plan) -> dict[str, Any]:
-    """Return what determines each model of [evaluation.models], by name. Raises ModelError."""
-    identities = {}
+    """Return for each model of [evaluation.models] what determines its answers, by the name it has there.
+
+    Raises:
+        ModelError: A model cannot be found.
+    """
+    identity_by_name = {}
     for name, model in plan.settings.evaluation.models.items():
-        identities[name] = {**read_model_identity(model.name, model.revision), "tools": model.tools}
-    return identities
+        weights_identity = read_model_identity(model.name, model.revision)
+        identity_by_name[name] = {**weights_identity, "tools": model.tools}
+    return identity_by_name
 
 
-SETTINGS: Mapping[str, Callable[[Plan], dict[str, Any]]] = {
-    ACCURACY: build_accuracy_settings,
-    PERPLEXITY: build_perplexity_settings,
+SETTINGS_BUILDERS: Mapping[str, Callable[[Plan], dict[str, Any]]] = {
+    ACCURACY_TABLE: build_accuracy_settings,
+    PERPLEXITY_TABLE: build_perplexity_settings,
 }
 """Table -> the function that returns all settings that its rows depend on."""
 
 
 def read_checkpoint_versions(plan: Plan) -> dict[str, str]:
-    """Return the fingerprints of the checkpoints that exist, by name."""
-    versions = {}
-    for name in checkpoints(plan.settings):
-        report = read_report(checkpoint_folder(plan.settings, name))
+    """Return the fingerprint of each checkpoint that exists, by its name. It tells one training run from another."""
+    fingerprint_by_checkpoint = {}
+    for checkpoint_name in build_checkpoints_by_name(plan.settings):
+        report = read_training_report(get_checkpoint_folder(plan.settings, checkpoint_name))
         if report:
-            versions[name] = report.fingerprint
-    return versions
+            fingerprint_by_checkpoint[checkpoint_name] = report.fingerprint
+    return fingerprint_by_checkpoint
 
 
-def find_measurement_reasons(plan: Plan, name: str) -> list[str]:
-    """Find out why a measurement is missing or out of date.
+def list_outdated_reasons(plan: Plan, measurement_name: str) -> list[str]:
+    """List the reasons why a measurement is missing or out of date.
 
     Args:
-        name: ACCURACY or PERPLEXITY.
+        measurement_name: ACCURACY_TABLE or PERPLEXITY_TABLE.
 
     Returns:
         A sentence per reason. The list is empty if the measurement is up to date.
     """
-    for table_name in TABLES[name]:
+    for table_name in TABLES_BY_MEASUREMENT[measurement_name]:
         damage = _find_damage(plan.lake, table_name)
         if damage is not None:
             return [damage]
 
-    stored_record = plan.lake.table(name).record(WHOLE)
-    return [str(change) for change in changes(stored_record, _build_current_record(plan, name))]
+    stored_record = plan.lake.get_table(measurement_name).read_record(WHOLE_TABLE_PART)
+    current_record = _build_current_record(plan, measurement_name)
+    return [str(change) for change in list_record_changes(stored_record, current_record)]
 
 
 def _find_damage(lake: Lake, table_name: str) -> str | None:
-    """Check that a table is there and whole.
+    """Describe what is missing or damaged of a table.
 
     Returns:
         "never made", or a description of the damage. None if the table is whole.
     """
-    table = lake.table(table_name)
-    if not table.has(WHOLE):
+    table = lake.get_table(table_name)
+    if not table.has_part(WHOLE_TABLE_PART):
         return "never made"
 
     try:
-        table.files(WHOLE)
+        table.list_part_files(WHOLE_TABLE_PART)
     except StorageError as error:
-        reason, _, _remedy = str(error).partition(";")
+        reason, _, _remedy = str(error).partition(";")  # "what is damaged; what to do"
         return reason
     return None
 
 
-def _build_current_record(plan: Plan, name: str) -> dict[str, Any]:
+def _build_current_record(plan: Plan, measurement_name: str) -> dict[str, Any]:
     """Return the record that a measurement would have with the present settings, checkpoints and texts."""
-    inputs = {**read_checkpoint_versions(plan), **_read_texts_version(plan, name)}
-    record_now = record(SETTINGS[name](plan), inputs)
-    as_read_from_file: dict[str, Any] = json.loads(json.dumps(record_now))  # lists for tuples
-    return as_read_from_file
+    inputs = {**read_checkpoint_versions(plan), **_read_texts_version(plan, measurement_name)}
+    settings = SETTINGS_BUILDERS[measurement_name](plan)
+    record = build_record(settings, inputs)
+
+    # As it would be read from a file, with lists in place of tuples, so that it can be compared with the stored one.
+    record_as_read: dict[str, Any] = json.loads(json.dumps(record))
+    return record_as_read
 
 
-def _read_texts_version(plan: Plan, name: str) -> dict[str, str]:
-    """Return {MEASURED_ON: the fingerprint of the texts} for PERPLEXITY; {} for ACCURACY, which reads no texts."""
-    if name != PERPLEXITY:
+def _read_texts_version(plan: Plan, measurement_name: str) -> dict[str, str]:
+    """Return the fingerprint of the texts that a measurement reads, as an input of its record.
+
+    Returns:
+        {"heldout_texts": the fingerprint} for PERPLEXITY_TABLE. Empty for ACCURACY_TABLE, which reads no texts.
+    """
+    if measurement_name != PERPLEXITY_TABLE:
         return {}
+
     try:
-        return {MEASURED_ON: _choose_measured_texts(plan).fingerprint}
-    except StorageError:  # reported elsewhere; must not count as a change of the texts
+        return {MEASURED_TEXTS_INPUT: _choose_measured_texts(plan).fingerprint}
+    except StorageError:
+        # The damage is reported elsewhere. It must not count as a change of the texts.
         return _read_recorded_texts_version(plan)
 
 
 def _read_recorded_texts_version(plan: Plan) -> dict[str, str]:
-    """Return {MEASURED_ON: the fingerprint in the record of PERPLEXITY}; {} without one."""
-    inputs = plan.lake.table(PERPLEXITY).record(WHOLE)["inputs"]
-    return {MEASURED_ON: inputs[MEASURED_ON]} if MEASURED_ON in inputs else {}
+    """Return the fingerprint of the texts in the record of PERPLEXITY_TABLE, as {"heldout_texts": the fingerprint}.
+
+    It is empty if the record has none.
+    """
+    inputs = plan.lake.get_table(PERPLEXITY_TABLE).read_record(WHOLE_TABLE_PART)["inputs"]
+    if MEASURED_TEXTS_INPUT not in inputs:
+        return {}
+    return {MEASURED_TEXTS_INPUT: inputs[MEASURED_TEXTS_INPUT]}
 
 
 class _MeasuredTexts(NamedTuple):
     """The texts of C that perplexity is measured on.
 
-    - `fingerprint`: of all texts
-    - `read`: returns the texts. Raises MissingPart, DamagedPart
+    Attributes:
+        fingerprint: The fingerprint of all texts.
+        read_texts: Returns the texts. It raises MissingPart or DamagedPart if a table cannot be read.
     """
 
     fingerprint: str
-    read: Callable[[], list[str]]
+    read_texts: Callable[[], list[str]]
 
 
 def _choose_measured_texts(plan: Plan) -> _MeasuredTexts:
@@ -270,16 +305,16 @@ def _choose_measured_texts(plan: Plan) -> _MeasuredTexts:
         documents = draw_heldout_documents(plan)
         return _MeasuredTexts(
             fingerprint=fingerprint(documents.rows()),
-            read=lambda: read_document_texts(plan, documents),
+            read_texts=lambda: read_document_texts(plan, documents),
         )
 
-    texts = heldout_texts(plan).measuring
-    return _MeasuredTexts(fingerprint=fingerprint(texts), read=lambda: texts)
+    texts = draw_heldout_texts(plan).measuring_texts
+    return _MeasuredTexts(fingerprint=fingerprint(texts), read_texts=lambda: texts)
 
 
-def publish(
+def publish_measurement(
     lake: Lake,
-    table: str,
+    table_name: str,
     rows: pl.DataFrame,
     settings: Mapping[str, object],
     inputs: Mapping[str, str],
@@ -291,7 +326,7 @@ def publish(
     The settings and inputs are recorded with the table, to tell later whether it is out of date.
 
     Args:
-        table: The name of the table, such as "evaluation/accuracy".
+        table_name: The name of the table, such as "evaluation/accuracy".
         settings: All settings on which the rows depend.
         inputs: The fingerprints of the checkpoints and texts, by name.
         stores: The names of the row stores of generated texts. `clean` keeps them as long as the table exists.
@@ -303,64 +338,96 @@ def publish(
     Raises:
         WriteError: The rows cannot be written.
     """
-    facts = {
-        "stage": table.rpartition("/")[2],
+    _, _, stage_name = table_name.rpartition("/")  # "accuracy" of "evaluation/accuracy"
+    further_fields = {
+        "stage": stage_name,
         "tool": None,
-        STORES: list(stores),
-        REJECTIONS: encoded(_flatten_counts(left_out)),
+        STORES_FIELD: list(stores),
+        REJECTIONS_FIELD: encode_rejections(_flatten_counts(left_out)),
     }
-    table_record = record(settings, inputs, **facts)
+    table_record = build_record(settings, inputs, **further_fields)
 
     # A table takes its record from a function: in other stages it is only known once all rows are written.
-    published = lake.table(table).publish(WHOLE, [rows], lambda: table_record)
-    return published.data_version
+    published_part = lake.get_table(table_name).publish(WHOLE_TABLE_PART, [rows], lambda: table_record)
+    return published_part.data_version
 
 
-def _flatten_counts(left_out: Mapping[str, Mapping[str, int]]) -> Counter[tuple[str, str]]:
-    """Return benchmark -> reason -> count as (benchmark, reason) -> count."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for benchmark, reasons in left_out.items():
-        for reason, count in reasons.items():
-            counts[benchmark, reason] = count
-    return counts
+def _flatten_counts(left_out_counts: Mapping[str, Mapping[str, int]]) -> Counter[tuple[str, str]]:
+    """Return nested counts under pairs: {"SVAMP": {"no_answer": 2}} becomes {("SVAMP", "no_answer"): 2}."""
+    count_by_benchmark_and_reason: Counter[tuple[str, str]] = Counter()
+    for benchmark_name, count_by_reason in left_out_counts.items():
+        for reason, count in count_by_reason.items():
+            count_by_benchmark_and_reason[benchmark_name, reason] = count
+    return count_by_benchmark_and_reason
 
 
-def read_accuracy(lake: Lake) -> pl.DataFrame:
-    """Return a row per benchmark with a column per condition. Raises MissingPart if nothing was measured."""
-    return format_accuracy_by_condition(lake.table(ACCURACY).read(WHOLE))
+def read_accuracy_by_condition(lake: Lake) -> pl.DataFrame:
+    """Return the measured accuracies for people, with a row per benchmark and a column per condition.
+
+    Raises:
+        MissingPart: Nothing was measured.
+        DamagedPart: The stored rows are damaged.
+    """
+    scores = lake.get_table(ACCURACY_TABLE).read_part(WHOLE_TABLE_PART)
+    return format_accuracy_by_condition(scores)
 
 
 class CheckpointTables(NamedTuple):
-    """The tables that were measured on a checkpoint; None for a table that was not.
+    """The tables that were measured on a checkpoint.
 
-    - `accuracy`: as `format_accuracy_by_condition` returns it
-    - `perplexity`: with PERPLEXITY_COLUMNS
+    Attributes:
+        accuracy: The accuracies, as `format_accuracy_by_condition` returns them. None if they were not measured.
+        perplexity: The perplexities, with PERPLEXITY_COLUMNS. None if they were not measured.
     """
 
     accuracy: pl.DataFrame | None
     perplexity: pl.DataFrame | None
 
 
-def read_checkpoint_tables(plan: Plan, checkpoint: str) -> CheckpointTables:
-    """Return the tables that were measured on the present version of a checkpoint. Raises DamagedPart."""
-    version = read_checkpoint_versions(plan).get(checkpoint)
-    scores = _read_table_of_version(plan.lake, ACCURACY, checkpoint, version)
-    return CheckpointTables(
-        accuracy=None if scores is None else format_accuracy_by_condition(scores),
-        perplexity=_read_table_of_version(plan.lake, PERPLEXITY, checkpoint, version),
-    )
+def read_checkpoint_tables(plan: Plan, checkpoint_name: str) -> CheckpointTables:
+    """Return the tables that were measured on the present version of a checkpoint.
+
+    If the checkpoint does not exist, they are the tables that were measured without it.
+
+    Args:
+        checkpoint_name: The name of the checkpoint's asset, such as "finetuned_checkpoint".
+
+    Raises:
+        DamagedPart: The stored rows are damaged.
+    """
+    version = read_checkpoint_versions(plan).get(checkpoint_name)  # None if it does not exist
+
+    accuracy = None
+    scores = _read_table_of_version(plan.lake, ACCURACY_TABLE, checkpoint_name, version)
+    if scores is not None:
+        accuracy = format_accuracy_by_condition(scores)
+
+    perplexity = _read_table_of_version(plan.lake, PERPLEXITY_TABLE, checkpoint_name, version)
+    return CheckpointTables(accuracy, perplexity)
 
 
-def _read_table_of_version(lake: Lake, name: str, checkpoint: str, version: str | None) -> pl.DataFrame | None:
-    """Return the rows of a table; None if it is missing or was measured on another version of the checkpoint."""
-    table = lake.table(name)
-    pointer = table.find_whole_pointer(WHOLE)
-    if pointer is None or pointer.record["inputs"].get(checkpoint) != version:
+def _read_table_of_version(
+    lake: Lake, table_name: str, checkpoint_name: str, version: str | None
+) -> pl.DataFrame | None:
+    """Return the rows of a table, or None if it is missing or was measured on another version of the checkpoint.
+
+    Args:
+        checkpoint_name: The name of the checkpoint among the inputs in the table's record.
+        version: The fingerprint of the checkpoint. None if there is no checkpoint: then the table has to be measured
+            without it.
+    """
+    table = lake.get_table(table_name)
+    pointer = table.find_checked_pointer(WHOLE_TABLE_PART)
+    if pointer is None:
         return None
-    return table.read(WHOLE)
+
+    measured_version = pointer.record["inputs"].get(checkpoint_name)
+    if measured_version != version:
+        return None
+    return table.read_part(WHOLE_TABLE_PART)
 
 
-def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
+def measure_accuracy(plan: Plan, progress_callback: ProgressCallback) -> Measurement:
     """Let all models answer all benchmarks, with and without calls, and publish the accuracies.
 
     The judged answers are published too, and which questions occur in the training texts.
@@ -372,114 +439,136 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
     benchmarks = collect_chosen_benchmarks(plan.settings.evaluation, _list_synthetic_kinds(plan))
 
     # Read before the models: if a checkpoint is replaced meanwhile, the tables are out of date.
-    versions = read_checkpoint_versions(plan)
-    questioning = _Questioning(plan, benchmarks, progress)
-    questioning.ask_all_models()  # collects their answers
+    checkpoint_versions = read_checkpoint_versions(plan)
+    questioning = _Questioning(plan, benchmarks, progress_callback)
+    questioning.ask_all_models()  # keeps their answers in `questioning`
 
-    outcomes = build_outcome_table(questioning.outcomes())
-    scores = build_score_table(outcomes, questioning.weights)
+    outcomes = build_outcome_table(questioning.collect_outcomes())
+    scores = build_score_table(outcomes, questioning.weights_by_model)
 
-    publish_table = partial(publish, plan.lake, settings=build_accuracy_settings(plan), inputs=versions)
-    publish_table(OUTCOMES, outcomes, stores=questioning.stores(), left_out=questioning.left_out())
-    publish_table(OVERLAP, question_overlap(benchmarks, iter_corpus_batches(plan.lake)))  # paper, section 4.2
-    version = publish_table(ACCURACY, scores)
-    return _build_accuracy_measurement(version, scores, questioning)
+    publish_table = partial(
+        publish_measurement, plan.lake, settings=build_accuracy_settings(plan), inputs=checkpoint_versions
+    )
+    publish_table(
+        OUTCOMES_TABLE, outcomes, stores=questioning.list_store_names(), left_out=questioning.collect_left_out_counts()
+    )
+    question_overlap = find_question_overlap(benchmarks, iter_corpus_batches(plan.lake))  # paper, section 4.2
+    publish_table(OVERLAP_TABLE, question_overlap)
+
+    # Published last, because the asset with all three tables has the version of this one.
+    content_version = publish_table(ACCURACY_TABLE, scores)
+    return _build_accuracy_measurement(content_version, scores, questioning)
 
 
-def _build_accuracy_measurement(version: str, scores: pl.DataFrame, questioning: "_Questioning") -> Measurement:
-    """Return the accuracies with what their answers cost."""
+def _build_accuracy_measurement(content_version: str, scores: pl.DataFrame, questioning: "_Questioning") -> Measurement:
+    """Return the published accuracies with what their answers cost."""
     return Measurement(
-        version=version,
+        content_version=content_version,
         rows=scores,
-        shown=format_accuracy_by_condition(scores),
-        left_out=questioning.left_out(),
-        tokens=questioning.tokens,
-        calls=questioning.calls,
+        display_table=format_accuracy_by_condition(scores),
+        left_out_counts=questioning.collect_left_out_counts(),
+        token_count=questioning.token_count,
+        call_count=questioning.call_count,
     )
 
 
 def _list_synthetic_kinds(plan: Plan) -> list[str]:
     """List the kinds of synthetic questions that the models answer, such as ["calculator", "calendar"].
 
-    They are the tools in the settings for which there are synthetic questions. TWO_HOP (questions that take two
+    They are the tools in the settings for which there are synthetic questions. TWO_HOP_KIND (questions that take two
     calls) is added if the question answering tool may be called in chains.
     """
-    kinds = [lane.tool.key for lane in plan.lanes if lane.tool.key in TOOLS]
-    if any(lane.tool.key == "question_answering" and lane.depth > 1 for lane in plan.lanes):
-        kinds.append(TWO_HOP)
-    return kinds
+    question_kinds = []
+    can_chain_questions = False
+    for lane in plan.lanes:
+        if lane.tool.key in SYNTHETIC_TOOLS:
+            question_kinds.append(lane.tool.key)
+        if lane.tool.key == "question_answering" and lane.max_chain_calls > 1:
+            can_chain_questions = True
+
+    if can_chain_questions:
+        question_kinds.append(TWO_HOP_KIND)
+    return question_kinds
 
 
 class _Questioning:
     """Asks every compared model all benchmarks, and keeps the answers.
 
-    Both attributes are empty at first and complete once `ask_all_models` has returned:
+    Both attributes are empty at first, and complete once `ask_all_models` has returned.
 
-    - `answers`: an entry per condition and benchmark
-    - `weights`: the underlying model and its size, by the model's name in `Condition`
+    Attributes:
+        benchmark_outcomes: The answers to each benchmark under each condition.
+        weights_by_model: The underlying model and its size, by the model's name in `Condition`.
     """
 
-    def __init__(self, plan: Plan, benchmarks: Sequence[Benchmark], progress: Progress) -> None:
-        self.answers: list[BenchmarkOutcomes] = []
-        self.weights: dict[str, Weights] = {}
+    def __init__(self, plan: Plan, benchmarks: Sequence[Benchmark], progress_callback: ProgressCallback) -> None:
+        self.benchmark_outcomes: list[BenchmarkOutcomes] = []
+        self.weights_by_model: dict[str, Weights] = {}
         self._plan = plan
         self._benchmarks = benchmarks
-        self._progress = progress
-        self._total = 0  # questions under all conditions
+        self._progress_callback = progress_callback
+        self._total_questions = 0  # questions under all conditions
 
     def ask_all_models(self) -> None:
-        """Let every model answer every benchmark under each of its conditions, and add the answers to `answers`.
+        """Let every model answer every benchmark under each of its conditions, and keep the answers.
 
         Raises:
             ToolDown: A tool was down, or too many of its calls were lost.
         """
-        from toolformer_dag.evaluation.asking import compared
+        from toolformer_dag.evaluation.asking import iter_model_results
 
-        self._total = self._count_questions()
-        # One model is loaded at a time. It answers a benchmark after another, whose progress `_ask` reports.
-        for answers in compared(self._plan.settings, self._ask):
-            check_outage(answers.outcomes)  # raises ToolDown
-            self.answers.append(answers)
-            # none yet of the next benchmark; those in `self.answers` are counted anyway
-            self._report_progress(answered=0)
+        self._total_questions = self._count_questions()
+        # One model is loaded at a time. It answers one benchmark after another, and `_ask_model` reports the progress.
+        for answers in iter_model_results(self._plan.settings, self._ask_model):
+            check_tool_outage(answers.outcomes)  # raises ToolDown
+            self.benchmark_outcomes.append(answers)
+            # `_report_progress` itself adds the answers in `benchmark_outcomes` to those of the benchmark in progress.
+            self._report_progress(answered_count=0)
 
     def _count_questions(self) -> int:
-        """Return the number of questions under all conditions of all models."""
+        """Return how many questions are asked in all, since every condition of a model is asked all questions."""
         from toolformer_dag.evaluation.asking import list_compared_models
 
-        conditions = sum(len(model.conditions) for model in list_compared_models(self._plan.settings))
-        questions = sum(len(benchmark.questions) for benchmark in self._benchmarks)
-        return conditions * questions
+        condition_count = sum(len(model.conditions) for model in list_compared_models(self._plan.settings))
+        question_count = sum(len(benchmark.questions) for benchmark in self._benchmarks)
+        return condition_count * question_count
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         """The number of tokens that were generated now, not read from a store."""
-        return sum(answers.tokens for answers in self.answers)
+        return sum(answers.new_token_count for answers in self.benchmark_outcomes)
 
     @property
-    def calls(self) -> int:
+    def call_count(self) -> int:
         """The number of tool calls that were made now, not read from a store."""
-        return sum(answers.calls for answers in self.answers)
+        return sum(answers.new_call_count for answers in self.benchmark_outcomes)
 
-    def outcomes(self) -> list[QuestionOutcome]:
-        """Return the outcomes of all answers, and of the baselines, which answer without a model."""
+    def collect_outcomes(self) -> list[QuestionOutcome]:
+        """Return the outcomes of all models, and those of the baselines, which answer without a model."""
         outcomes: list[QuestionOutcome] = []
-        for answers in self.answers:
+        for answers in self.benchmark_outcomes:
             outcomes += answers.outcomes
         for benchmark in self._benchmarks:
             outcomes += judge_baselines(benchmark)
         return outcomes
 
-    def stores(self) -> list[str]:
+    def list_store_names(self) -> list[str]:
         """Return the names of the row stores that hold the generated texts, sorted."""
-        return sorted({answers.store for answers in self.answers})
+        return sorted({answers.store_name for answers in self.benchmark_outcomes})
 
-    def left_out(self) -> dict[str, Mapping[str, int]]:
-        """Return benchmark -> reason -> number of records without a question, for benchmarks that have such."""
-        return {benchmark.name: benchmark.left_out for benchmark in self._benchmarks if benchmark.left_out}
+    def collect_left_out_counts(self) -> dict[str, Mapping[str, int]]:
+        """Return how many records have no question, by benchmark and reason: {"SVAMP": {"no_answer": 2}}.
 
-    def _ask(self, model: "LanguageModel", conditions: list[Condition]) -> "Iterator[BenchmarkOutcomes]":
-        """Ask a loaded model all benchmarks under each condition, and note its size in `weights`.
+        Benchmarks without such records are missing.
+        """
+        counts_by_benchmark = {}
+        for benchmark in self._benchmarks:
+            if benchmark.left_out_counts:
+                counts_by_benchmark[benchmark.name] = benchmark.left_out_counts
+        return counts_by_benchmark
+
+    def _ask_model(self, language_model: "LanguageModel", conditions: list[Condition]) -> "Iterator[BenchmarkOutcomes]":
+        """Ask a loaded model all benchmarks under each condition, and record its size in `weights_by_model`.
 
         Yields:
             The answers to one benchmark under one condition.
@@ -489,23 +578,34 @@ class _Questioning:
         settings = self._plan.settings
         lanes = self._plan.inference_lanes
         for condition in conditions:
-            self._note_weights(condition.of_model, model.parameters)
+            self._record_weights(condition.model_name, language_model.parameter_count)
             for benchmark in self._benchmarks:
-                yield ask_benchmark(settings, lanes, model, condition, benchmark, self._report_progress)
+                yield ask_benchmark(settings, lanes, language_model, condition, benchmark, self._report_progress)
 
-    def _note_weights(self, model_name: str, parameters: int) -> None:
-        """Add the size of a model to `weights`. model_name: as in `Condition`."""
+    def _record_weights(self, model_name: str, parameter_count: int) -> None:
+        """Record the underlying model and its size in `weights_by_model`.
+
+        Args:
+            model_name: The name of the model in `Condition`. The base model underlies all models but those of
+                [evaluation.models].
+            parameter_count: The number of its weights.
+        """
         settings = self._plan.settings
         model_settings = settings.evaluation.models.get(model_name, settings.model)
-        self.weights[model_name] = Weights(format_model_name(model_settings.name), parameters)
+        underlying_name = format_model_name(model_settings.name)
+        self.weights_by_model[model_name] = Weights(underlying_name, parameter_count)
 
-    def _report_progress(self, answered: int) -> None:
-        """Report progress. answered: questions of the benchmark at hand, which is not in `answers` yet."""
-        done = sum(len(answers.outcomes) for answers in self.answers)
-        self._progress(done + answered, self._total)
+    def _report_progress(self, answered_count: int) -> None:
+        """Report how many questions are answered.
+
+        Args:
+            answered_count: The number of answered questions of the present benchmark, whose answers are not kept yet.
+        """
+        kept_count = sum(len(answers.outcomes) for answers in self.benchmark_outcomes)
+        self._progress_callback(kept_count + answered_count, self._total_questions)
 
 
-def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
+def measure_perplexity(plan: Plan, progress_callback: ProgressCallback) -> Measurement:
     """Measure and publish the perplexity of all models, with calls disabled, on held-out texts of C (section 4.3).
 
     C is the corpus of web texts from which the training texts are taken. If the settings name a file of WikiText,
@@ -517,104 +617,118 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
         BenchmarkError: The file of WikiText cannot be read.
     """
     # Read before the models: if a checkpoint is replaced meanwhile, the table is out of date.
-    versions = read_checkpoint_versions(plan)
+    checkpoint_versions = read_checkpoint_versions(plan)
 
     measured_texts = _choose_measured_texts(plan)
-    sources = {HELDOUT_C: measured_texts.read(), **_read_wikitext_source(plan)}
-    table = _build_perplexity_table(plan, sources, progress)
+    texts_by_source = {HELDOUT_SOURCE: measured_texts.read_texts(), **_read_wikitext_source(plan)}
+    perplexities = _build_perplexity_table(plan, texts_by_source, progress_callback)
 
-    inputs = {**versions, MEASURED_ON: measured_texts.fingerprint}
-    version = publish(plan.lake, PERPLEXITY, table, build_perplexity_settings(plan), inputs)
+    settings = build_perplexity_settings(plan)
+    inputs = {**checkpoint_versions, MEASURED_TEXTS_INPUT: measured_texts.fingerprint}
+    content_version = publish_measurement(plan.lake, PERPLEXITY_TABLE, perplexities, settings, inputs)
 
     return Measurement(
-        version=version,
-        rows=table,
-        shown=table,
-        left_out={},
-        tokens=int(table["tokens"].sum()),
-        calls=0,
+        content_version=content_version,
+        rows=perplexities,
+        display_table=perplexities,
+        left_out_counts={},
+        token_count=int(perplexities["tokens"].sum()),
+        call_count=0,
     )
 
 
 def _read_wikitext_source(plan: Plan) -> dict[str, list[str]]:
-    """Return {"WikiText": its texts} if the settings name its file, else {}. Raises BenchmarkError."""
+    """Return {"WikiText": its articles} if the settings name its file, otherwise an empty dictionary.
+
+    Raises:
+        BenchmarkError: The file cannot be read, or holds no text.
+    """
     wikitext_file = plan.settings.evaluation.wikitext
-    return {"WikiText": wikitext(wikitext_file)} if wikitext_file else {}
+    if not wikitext_file:
+        return {}
+    return {"WikiText": read_wikitext_articles(wikitext_file)}
 
 
-def _build_perplexity_table(plan: Plan, sources: Mapping[str, list[str]], progress: Progress) -> pl.DataFrame:
+def _build_perplexity_table(
+    plan: Plan, texts_by_source: Mapping[str, list[str]], progress_callback: ProgressCallback
+) -> pl.DataFrame:
     """Measure the perplexity of each model on each source of texts. Only one model at a time is in memory.
 
     Returns:
         A row per model and source, in the columns PERPLEXITY_COLUMNS.
     """
-    from toolformer_dag.evaluation.asking import compared, list_compared_models
+    from toolformer_dag.evaluation.asking import iter_model_results, list_compared_models
 
-    measure = partial(_iter_perplexity_rows, sources)
-    total = len(list_compared_models(plan.settings)) * len(sources)
+    measure_model = partial(_iter_perplexity_rows, texts_by_source)
+    total_row_count = len(list_compared_models(plan.settings)) * len(texts_by_source)
 
     rows: list[dict[str, object]] = []
-    for row in compared(plan.settings, measure):
+    for row in iter_model_results(plan.settings, measure_model):
         rows.append(row)
-        progress(len(rows), total)
+        progress_callback(len(rows), total_row_count)
     return pl.DataFrame(rows, schema=PERPLEXITY_COLUMNS)
 
 
 def _iter_perplexity_rows(
-    sources: Mapping[str, list[str]], model: "LanguageModel", conditions: list[Condition]
+    texts_by_source: Mapping[str, list[str]], language_model: "LanguageModel", conditions: list[Condition]
 ) -> Iterator[dict[str, object]]:
     """Measure the perplexity of a model on each source of texts.
 
     Args:
-        sources: The texts of each source, by its name.
+        texts_by_source: The texts of each source, by its name.
         conditions: The conditions of the model. Only the first, which is without calls, is used.
 
     Yields:
         A row per source, in the columns PERPLEXITY_COLUMNS.
     """
-    from toolformer_dag.evaluation.language_modeling import perplexity
+    from toolformer_dag.evaluation.language_modeling import compute_perplexity
 
-    without_calls = conditions[0]
-    for source, texts in sources.items():
-        measure = perplexity(model, texts)
-        low, high = measure.interval
+    condition_without_calls = conditions[0]
+    for source, texts in texts_by_source.items():
+        result = compute_perplexity(language_model, texts)
+        low, high = result.confidence_interval
         yield {
             "source": source,
-            "condition": without_calls.name,
+            "condition": condition_without_calls.name,
             "texts": len(texts),
-            "tokens": measure.tokens,
-            "perplexity": measure.perplexity,
+            "tokens": result.token_count,
+            "perplexity": result.perplexity,
             "low": low,
             "high": high,
-            "bits_per_byte": measure.bits_per_byte,
-            "model": without_calls.of_model,
+            "bits_per_byte": result.bits_per_byte,
+            "model": condition_without_calls.model_name,
         }
 
 
-def read_stored_measurement(lake: Lake, name: str) -> Measurement:
+def read_stored_measurement(lake: Lake, measurement_name: str) -> Measurement:
     """Read a stored measurement. Its cost is 0, because nothing is measured now.
 
     Args:
-        name: ACCURACY or PERPLEXITY.
+        measurement_name: ACCURACY_TABLE or PERPLEXITY_TABLE.
 
     Raises:
         MissingPart: It was never measured.
         DamagedPart: The stored rows are damaged.
     """
-    table = lake.table(name)
-    rows = table.read(WHOLE)
+    table = lake.get_table(measurement_name)
+    rows = table.read_part(WHOLE_TABLE_PART)
+
+    display_table = rows
+    if measurement_name == ACCURACY_TABLE:
+        display_table = format_accuracy_by_condition(rows)
+
     return Measurement(
-        version=table.pointer(WHOLE).data_version,
+        content_version=table.read_pointer(WHOLE_TABLE_PART).data_version,
         rows=rows,
-        shown=format_accuracy_by_condition(rows) if name == ACCURACY else rows,
-        left_out={},
-        tokens=0,
-        calls=0,
+        display_table=display_table,
+        left_out_counts={},
+        token_count=0,
+        call_count=0,
     )
 
 
-MEASURES: Mapping[str, Callable[[Plan, Progress], Measurement]] = {
-    ACCURACY: measure_accuracy,
-    PERPLEXITY: measure_perplexity,
+MEASURE_FUNCTIONS: Mapping[str, Callable[[Plan, ProgressCallback], Measurement]] = {
+    ACCURACY_TABLE: measure_accuracy,
+    PERPLEXITY_TABLE: measure_perplexity,
 }
 """By table, the function that measures it."""

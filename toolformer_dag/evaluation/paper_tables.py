@@ -1,7 +1,7 @@
 """Tables 2 to 10 and Figure 4 of the paper with its figures and ours: their SQL views, their form for people.
 
 The views are in paper_tables.sql, the paper's figures in paper_figures.toml. Ours need not be equal: the model, the
-corpus and the tools differ, which `notes` says. Imports no torch.
+corpus and the tools differ, which `list_table_notes` says. Imports no torch.
 """
 
 import math
@@ -16,16 +16,16 @@ import polars as pl
 from duckdb import DuckDBPyConnection
 
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.queries import quote_sql, read_sql_file, rows
+from toolformer_dag.lake.queries import query_frame, quote_sql, read_sql_file
 from toolformer_dag.pipeline.controls import CONTROLS
 
-FIGURES: Mapping[str, Any] = tomllib.loads(files(__package__).joinpath("paper_figures.toml").read_text("utf-8"))
+PAPER_FIGURES: Mapping[str, Any] = tomllib.loads(files(__package__).joinpath("paper_figures.toml").read_text("utf-8"))
 """The content of paper_figures.toml."""
 FIGURES_OF_PAPER = "the paper"
 """The value of the column `figures_of` in the paper's rows."""
 DASH = "–"
 """Stands for a missing figure."""
-BENCHMARK_COLUMNS = {
+BENCHMARK_COLUMN_COMMENTS = {
     "figures_of": "`ours` or `the paper`",
     "model": "condition of the model; in the paper's rows its name there",
     "benchmark": "name of the benchmark; All: every question of the paper's benchmarks in the table",
@@ -37,7 +37,7 @@ BENCHMARK_COLUMNS = {
     "calls": "questions with a call, per cent; null in the paper's rows",
 }
 """Comments of the columns of Tables 3 to 7."""
-COLUMN_COMMENTS = {
+COLUMN_COMMENTS_BY_VIEW = {
     "paper_figures": {
         "paper_table": "number of the table of the paper, 2 to 9",
         "measure": "what is told: accuracy, `with a call`, `called Calculator`, perplexity and so on",
@@ -55,15 +55,18 @@ COLUMN_COMMENTS = {
         "useful": "whether the paper's authors found the call useful",
         "delta": "L- - L+, nats",
     },
-} | {f"table_{number}": BENCHMARK_COLUMNS for number in range(3, 8)}
+} | {f"table_{number}": BENCHMARK_COLUMN_COMMENTS for number in range(3, 8)}
 """Comments of the columns, by view."""
 
 
 class PaperFigure(NamedTuple):
-    """A figure that the paper prints; the fields are the columns of the view `iter_paper_figures`, described above.
+    """A figure that the paper prints.
 
-    - `tau_f_or_k`: tau_f (Table 2) or k of decoding (Table 9); None elsewhere
-    - `place`: the index of its row in the paper's table
+    The fields are the columns of the view paper_figures, which COLUMN_COMMENTS_BY_VIEW describes.
+
+    Attributes:
+        tau_f_or_k: The threshold tau_f (Table 2) or k of decoding (Table 9), the column `at`. None elsewhere.
+        place: The index of its row in the paper's table.
     """
 
     paper_table: int
@@ -76,7 +79,7 @@ class PaperFigure(NamedTuple):
 
 
 def iter_paper_figures() -> Iterator[PaperFigure]:
-    """Read the figures that the paper prints, such as a model's accuracy on a benchmark, from paper_figures.toml.
+    """Yield the figures that the paper prints, such as a model's accuracy on a benchmark, from paper_figures.toml.
 
     A figure that the paper prints as a dash is NaN in the file, and is left out.
 
@@ -93,16 +96,16 @@ def iter_paper_figures() -> Iterator[PaperFigure]:
             [grid.rows]
             calculator = [3680, 994, 138]
     """
-    for grid in FIGURES["grid"]:
-        for row_number, (row, figures) in enumerate(grid["rows"].items()):
-            for column, figure in zip(grid["columns"], figures, strict=True):
+    for grid in PAPER_FIGURES["grid"]:
+        for row_number, (row_heading, figures) in enumerate(grid["rows"].items()):
+            for column_heading, figure in zip(grid["columns"], figures, strict=True):
                 is_dash = math.isnan(figure)
                 if not is_dash:
-                    yield _build_paper_figure(grid, row, column, figure, row_number)
+                    yield _build_paper_figure(grid, row_heading, column_heading, figure, row_number)
 
 
 def _build_paper_figure(
-    grid: Mapping[str, Any], row: object, column: object, figure: float, row_number: int
+    grid: Mapping[str, Any], row_heading: object, column_heading: object, figure: float, row_number: int
 ) -> PaperFigure:
     """Build the figure in a cell of a grid.
 
@@ -111,8 +114,8 @@ def _build_paper_figure(
 
     Args:
         grid: The grid.
-        row: The heading of the cell's row.
-        column: The heading of the cell's column.
+        row_heading: The heading of the cell's row.
+        column_heading: The heading of the cell's column.
         figure: The figure in the cell.
         row_number: The number of the row, from 0.
 
@@ -121,7 +124,8 @@ def _build_paper_figure(
 
             {"table": 2, "measure": "examples", "model": "GPT-J", "rows_are": "item", "columns_are": "at", ...}
     """
-    headings = {grid["rows_are"]: row, grid["columns_are"]: column}
+    # What the cell is about: the headings of its row and column, and what all cells of the grid have in common.
+    headings = {grid["rows_are"]: row_heading, grid["columns_are"]: column_heading}
     cell = {**grid, **headings}
     tau_f_or_k = cell.get("at")
 
@@ -143,13 +147,14 @@ def _build_views_sql() -> str:
     paper_tables.sql, which compare them with ours, and the comments on all columns.
     """
     figure_rows = ", ".join(_format_sql_row(figure) for figure in iter_paper_figures())
-    example_columns = list(COLUMN_COMMENTS["paper_examples"])
+
+    example_columns = list(COLUMN_COMMENTS_BY_VIEW["paper_examples"])
     example_rows = ", ".join(
-        _format_sql_row(example[column] for column in example_columns) for example in FIGURES["example"]
+        _format_sql_row(example[column] for column in example_columns) for example in PAPER_FIGURES["example"]
     )
-    comparing_views = read_sql_file(__package__, "paper_tables.sql").replace(
-        "$control_stages", _format_control_stages()
-    )
+
+    views_template = read_sql_file(__package__, "paper_tables.sql")
+    comparing_views = views_template.replace("$control_stages", _format_control_stages())
     return f"""
 CREATE VIEW paper_figures AS
 SELECT paper_table, measure, model, item, "at"::DOUBLE AS "at", figure::DOUBLE AS figure, place
@@ -164,19 +169,19 @@ COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their t
 
 def _format_control_stages() -> str:
     """Return the names of all stages of controls as an SQL list: 'swapped_results', 'chained_swaps'."""
-    names: list[str] = []
+    stage_names: list[str] = []
     for control in CONTROLS:
-        names += [control.name, control.chains_name]
-    return ", ".join(map(quote_sql, names))
+        stage_names += [control.name, control.chained_stage_name]
+    return ", ".join(map(quote_sql, stage_names))
 
 
 def _build_comments_sql() -> str:
     """Return the SQL statements that give the columns of the views their comments."""
-    comments = []
-    for view, columns in COLUMN_COMMENTS.items():
-        for column, comment in columns.items():
-            comments.append(f'COMMENT ON COLUMN {view}."{column}" IS {quote_sql(comment)};')
-    return "".join(comments)
+    statements = []
+    for view_name, comment_by_column in COLUMN_COMMENTS_BY_VIEW.items():
+        for column, comment in comment_by_column.items():
+            statements.append(f'COMMENT ON COLUMN {view_name}."{column}" IS {quote_sql(comment)};')
+    return "".join(statements)
 
 
 def _format_sql_row(values: Iterable[object]) -> str:
@@ -192,53 +197,57 @@ def _format_sql_row(values: Iterable[object]) -> str:
     return f"({', '.join(literals)})"
 
 
-VIEWS = _build_views_sql()
+VIEWS_SQL = _build_views_sql()
 """Statements that make the views in the warehouse; their text is part of its fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaperTable:
-    """A table or figure of the paper.
+    """A table or figure of the paper, as a view of the warehouse has its rows and as people read it.
 
-    - `view`: the view of the warehouse with its rows
-    - `title`: its heading
-    - `wide`: turns the rows of the view into the table that people read, with texts as cells
+    Attributes:
+        view_name: The name of the view of the warehouse that has its rows.
+        title: Its heading.
+        format_rows: Turns the rows of the view into the table that people read, with texts as cells.
     """
 
-    view: str
+    view_name: str
     title: str
-    wide: Callable[[pl.DataFrame], pl.DataFrame]
+    format_rows: Callable[[pl.DataFrame], pl.DataFrame]
 
     @property
     def number(self) -> str:
-        """The name in `toolformer-dag tables`: `3`, or `figure_4`."""
-        return self.view.removeprefix("table_")
+        """The name of the table in `toolformer-dag tables`, such as "3" or "figure_4"."""
+        return self.view_name.removeprefix("table_")
 
     @property
-    def is_of_benchmarks(self) -> bool:
+    def is_benchmark_table(self) -> bool:
         """Whether it is one of the Tables 3 to 7, in which tools are called."""
-        return self.wide is _accuracies
+        return self.format_rows is _format_accuracies
 
-    def rows(self, warehouse: DuckDBPyConnection) -> pl.DataFrame:
+    def query_rows(self, warehouse: DuckDBPyConnection) -> pl.DataFrame:
         """Return the rows of the view."""
-        return rows(warehouse, f"FROM {self.view}")
+        return query_frame(warehouse, f"FROM {self.view_name}")
 
 
-def _format_interval(figure: str, low: str = "low", high: str = "high") -> pl.Expr:
-    """Return columns as text, `33.8 (31.0-36.7)`; `33.8` if the ends are null, a dash if the figure is."""
-    figure_text = pl.col(figure).round(1).cast(pl.String)
-    low_text = pl.col(low).round(1).cast(pl.String)
-    high_text = pl.col(high).round(1).cast(pl.String)
+def _format_interval(figure_column: str, low_column: str = "low", high_column: str = "high") -> pl.Expr:
+    """Return an expression for a figure with its interval as text.
+
+    The text is "33.8 (31.0-36.7)", or "33.8" if the ends of the interval are null, or a dash if the figure is null.
+    """
+    figure_text = pl.col(figure_column).round(1).cast(pl.String)
+    low_text = pl.col(low_column).round(1).cast(pl.String)
+    high_text = pl.col(high_column).round(1).cast(pl.String)
     return pl.coalesce(pl.format("{} ({}-{})", figure_text, low_text, high_text), figure_text, pl.lit(DASH))
 
 
-def _format_count(name: str) -> pl.Expr:
-    """Return a column of numbers as text with commas, null as a dash."""
-    return pl.col(name).map_elements("{:,}".format, pl.String).fill_null(DASH)
+def _format_count(column: str) -> pl.Expr:
+    """Return an expression for a column of numbers as text with commas, and a dash for null."""
+    return pl.col(column).map_elements("{:,}".format, pl.String).fill_null(DASH)
 
 
 def _format_model_name() -> pl.Expr:
-    """Return the column `model`, with `paper: ` before the models of the paper."""
+    """Return an expression for the column `model`, with `paper: ` before the models of the paper."""
     is_of_paper = pl.col("figures_of") == FIGURES_OF_PAPER
     return pl.when(is_of_paper).then(pl.format("paper: {}", "model")).otherwise("model").alias("model")
 
@@ -258,35 +267,40 @@ def _pivot_by_item(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame
             Toolformer  | SQuAD     | 308 |       ->   Toolformer         | 33.8 (28.7-39.2) | 53.5 (49.1-57.8)
             Toolformer  | T-REx     | 500 |            paper: Toolformer  | 33.8             | 53.5
     """
-    long = rows.select(_format_model_name(), item, cell.alias("cell"))
-    wide = long.pivot(item, index="model", values="cell", maintain_order=True).fill_null(DASH)
-    heading_of_item = _build_headings(rows, item)  # {"SQuAD": "SQuAD, n = 308"}, in the order of the columns
-    return wide.select("model", *heading_of_item).rename(heading_of_item)
+    cells = rows.select(_format_model_name(), item, cell.alias("cell"))
+    wide_table = cells.pivot(item, index="model", values="cell", maintain_order=True).fill_null(DASH)
+
+    heading_by_item = _build_headings(rows, item)  # {"SQuAD": "SQuAD, n = 308"}, in the order of the columns
+    return wide_table.select("model", *heading_by_item).rename(heading_by_item)
 
 
-def _build_headings(rows: pl.DataFrame, item: str) -> dict[str, str]:
-    """Return item -> heading with its number of questions or texts, "SQuAD, n = 308"; the paper's items come first."""
-    with_n = rows.filter(pl.col("n").is_not_null())
-    n_of = dict(with_n.select(item, "n").iter_rows())
-    headings = {}
-    for name in _sort_paper_items_first(set(rows[item])):
-        headings[name] = f"{name}, n = {n_of[name]:,}" if name in n_of else name
-    return headings
+def _build_headings(rows: pl.DataFrame, item_column: str) -> dict[str, str]:
+    """Return the heading of each item, such as {"SQuAD": "SQuAD, n = 308"}. The paper's items come first.
+
+    The number of questions or texts is that of our rows. Without any, the heading is the item.
+    """
+    rows_with_n = rows.filter(pl.col("n").is_not_null())
+    n_by_item = dict(rows_with_n.select(item_column, "n").iter_rows())
+
+    heading_by_item = {}
+    for item in _sort_paper_items_first(set(rows[item_column])):
+        heading_by_item[item] = f"{item}, n = {n_by_item[item]:,}" if item in n_by_item else item
+    return heading_by_item
 
 
 def _sort_paper_items_first(items: set[str]) -> list[str]:
-    """Return the items in the order of the paper, then those that the paper lacks, sorted."""
+    """Return the items in the order of the paper, then those that the paper lacks in alphabetical order."""
     paper_items = dict.fromkeys(figure.item for figure in iter_paper_figures() if figure.item in items)
     return [*paper_items, *sorted(items - paper_items.keys())]
 
 
-_accuracies: Callable[[pl.DataFrame], pl.DataFrame] = partial(
+_format_accuracies: Callable[[pl.DataFrame], pl.DataFrame] = partial(
     _pivot_by_item, item="benchmark", cell=_format_interval("accuracy")
 )
-_perplexities = partial(_pivot_by_item, item="source", cell=_format_interval("perplexity"))
+_format_perplexities = partial(_pivot_by_item, item="source", cell=_format_interval("perplexity"))
 
 
-def _format_examples(rows: pl.DataFrame) -> pl.DataFrame:
+def _format_example_counts(rows: pl.DataFrame) -> pl.DataFrame:
     """Format Table 2 for people: the number of texts with calls, by tool and tau_f, the threshold of the filter.
 
     The column "kept by chance" is the number of calls that would be kept with the results of other calls, such as
@@ -296,8 +310,9 @@ def _format_examples(rows: pl.DataFrame) -> pl.DataFrame:
     Args:
         rows: The rows of the view table_2.
     """
-    chance = [pl.col(name).cast(pl.String) for name in ("by_chance", "by_chance_low", "by_chance_high")]
-    chance_text = pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH))  # the format of nulls is null
+    count_and_ends = [pl.col(column).cast(pl.String) for column in ("by_chance", "by_chance_low", "by_chance_high")]
+    measured_text = pl.format("{} ({}-{})", *count_and_ends)  # null if one of them is
+    chance_text = pl.coalesce(measured_text, pl.lit(DASH))
     kept_by_chance = pl.when("too_few_swaps").then(pl.lit("?")).otherwise(chance_text)
 
     return rows.select(
@@ -329,9 +344,9 @@ def _format_over_k(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-SHOWN_BESIDE = 24
+CONTEXT_CHARACTERS = 24
 """Characters of the text on either side of a call in a row for people."""
-SHOWN_CALL = 58
+MAX_CALL_CHARACTERS = 58
 """Characters of a call there: the whole row fits into a line."""
 
 
@@ -348,36 +363,44 @@ def _format_calls(rows: pl.DataFrame) -> pl.DataFrame:
             L- - L+ | tau_f | kept | tool       | example                         | judged useful
             2.31    | 1.0   | kept | Calculator | costs [Calculator(2*3) -> 6] 6  | yes
     """
-    useful = pl.when("useful").then(pl.lit("yes")).when(~pl.col("useful")).then(pl.lit("no"))  # null stays null
+    useful_text = pl.when("useful").then(pl.lit("yes")).when(~pl.col("useful")).then(pl.lit("no"))  # null stays null
     return rows.select(
         pl.col("delta").round(2).alias("L- - L+"),
         pl.col("tau_f").round(3).cast(pl.String).fill_null(DASH),
         _format_decision().alias("kept"),
         "tool",
         _format_call_in_text().alias("example"),
-        useful.alias("judged useful"),
+        useful_text.alias("judged useful"),
     )
 
 
 def _format_decision() -> pl.Expr:
-    """Return "kept" or "rejected" for the column `kept`, "paper" for null."""
-    ours = pl.when("kept").then(pl.lit("kept")).otherwise(pl.lit("rejected"))
-    return pl.when(pl.col("kept").is_null()).then(pl.lit("paper")).otherwise(ours)
+    """Return an expression for the column `kept` as text: "kept", "rejected", or "paper" for null."""
+    our_decision = pl.when("kept").then(pl.lit("kept")).otherwise(pl.lit("rejected"))
+    is_of_paper = pl.col("kept").is_null()
+    return pl.when(is_of_paper).then(pl.lit("paper")).otherwise(our_decision)
 
 
 def _format_call_in_text() -> pl.Expr:
-    """Return the columns before, call and after as one text with the call in brackets; long ones are cut."""
-    call = _without_breaks("call")
-    is_long = call.str.len_chars() > SHOWN_CALL
-    short_call = pl.when(is_long).then(call.str.head(SHOWN_CALL - 1) + "…").otherwise(call)
-    in_brackets = pl.when(call.str.starts_with("[")).then(short_call).otherwise(pl.format("[{}]", short_call))
-    before = _without_breaks("before").str.tail(SHOWN_BESIDE)
-    after = _without_breaks("after").str.head(SHOWN_BESIDE)
-    return pl.format("{}{} {}", before, in_brackets, after)
+    """Return an expression for a call in brackets with the text around it, from the columns before, call and after.
+
+    The text is cut to CONTEXT_CHARACTERS on either side, and the call to MAX_CALL_CHARACTERS. A call without brackets
+    gets them. One that has brackets and is cut ends in "…", without its closing bracket.
+    """
+    call = _collapse_white_space("call")
+    is_too_long = call.str.len_chars() > MAX_CALL_CHARACTERS
+    short_call = pl.when(is_too_long).then(call.str.head(MAX_CALL_CHARACTERS - 1) + "…").otherwise(call)
+
+    has_brackets = call.str.starts_with("[")
+    call_in_brackets = pl.when(has_brackets).then(short_call).otherwise(pl.format("[{}]", short_call))
+
+    before = _collapse_white_space("before").str.tail(CONTEXT_CHARACTERS)
+    after = _collapse_white_space("after").str.head(CONTEXT_CHARACTERS)
+    return pl.format("{}{} {}", before, call_in_brackets, after)
 
 
-def _without_breaks(column: str) -> pl.Expr:
-    """Return a column of texts with a space in place of each run of white space."""
+def _collapse_white_space(column: str) -> pl.Expr:
+    """Return an expression for a column of texts with one space in place of each run of white space."""
     return pl.col(column).str.replace_all(r"\s+", " ")
 
 
@@ -386,40 +409,44 @@ def _format_averages(rows: pl.DataFrame) -> pl.DataFrame:
 
     The columns are model, benchmarks, questions ("the paper's" or "synthetic"), parameters, n and average.
     """
-    whose_questions = pl.when("published").then(pl.lit("the paper's")).otherwise(pl.lit("synthetic"))
+    question_source = pl.when("published").then(pl.lit("the paper's")).otherwise(pl.lit("synthetic"))
     table = rows.select(
         "benchmarks",
-        whose_questions.alias("questions"),
+        question_source.alias("questions"),
         pl.col("condition").alias("model"),
         "parameters",
         _format_count("n"),
         _format_interval("accuracy").alias("average"),
         "figures_of",
     )
-    # the name is made of these two columns
+    # The name for people is made of these two columns, and replaces them.
     return table.select(_format_model_name(), pl.exclude("model", "figures_of"))
 
 
 PAPER_TABLES = (
-    PaperTable("table_2", "Table 2: examples with calls, by tau_f", _format_examples),
-    PaperTable("table_3", "Table 3: LAMA, % right", _accuracies),
-    PaperTable("table_4", "Table 4: mathematics, % right", _accuracies),
-    PaperTable("table_5", "Table 5: question answering, % right", _accuracies),
-    PaperTable("table_6", "Table 6: MLQA, % right", _accuracies),
-    PaperTable("table_7", "Table 7: temporal questions, % right", _accuracies),
-    PaperTable("table_8", "Table 8: perplexity with calls disabled", _perplexities),
+    PaperTable("table_2", "Table 2: examples with calls, by tau_f", _format_example_counts),
+    PaperTable("table_3", "Table 3: LAMA, % right", _format_accuracies),
+    PaperTable("table_4", "Table 4: mathematics, % right", _format_accuracies),
+    PaperTable("table_5", "Table 5: question answering, % right", _format_accuracies),
+    PaperTable("table_6", "Table 6: MLQA, % right", _format_accuracies),
+    PaperTable("table_7", "Table 7: temporal questions, % right", _format_accuracies),
+    PaperTable("table_8", "Table 8: perplexity with calls disabled", _format_perplexities),
     PaperTable("table_9", "Table 9: % right over k of decoding, with a call (AC) and without (NC)", _format_over_k),
     PaperTable("table_10", "Table 10: kept and rejected calls nearest to tau_f, by L- - L+", _format_calls),
     PaperTable("figure_4", "Figure 4: average % right over the size of the model", _format_averages),
 )
 
 
-def paper_table(number: str) -> PaperTable:
-    """Return the table of that number, or `figure_4`. Raises UserError for another."""
-    table_of = {table.number: table for table in PAPER_TABLES}
-    if number not in table_of:
-        raise UserError(f"there is no table {number!r} of figures; there are {', '.join(table_of)}")
-    return table_of[number]
+def get_paper_table(number: str) -> PaperTable:
+    """Return the table of a number, such as "3", or of the name "figure_4".
+
+    Raises:
+        UserError: There is no such table.
+    """
+    table_by_number = {table.number: table for table in PAPER_TABLES}
+    if number not in table_by_number:
+        raise UserError(f"there is no table {number!r} of figures; there are {', '.join(table_by_number)}")
+    return table_by_number[number]
 
 
 MODELS_SQL = """
@@ -433,9 +460,9 @@ SELECT shard || ': ' || string_agg(format('{:,} {}', count, reason), ', ' ORDER 
 FROM rejections WHERE stage = 'outcomes' AND paper_table_of(shard) = {number} GROUP BY shard ORDER BY shard
 """
 """Selects a line per benchmark of the table {number}: the number of records that were left out, by reason."""
-BENCHMARK_KEYS = {"Natural Questions": "nq"}
+SETTING_KEYS_BY_BENCHMARK = {"Natural Questions": "nq"}
 """Keys of [evaluation.benchmarks] that are not the first word of the benchmark's name in small letters."""
-COMPARABLE = {
+COMPARISON_NOTES = {
     "2": "?: none of the swapped results was kept, and there are too few to tell. The paper's examples are of CCNet "
     "with GPT-J 6.7B and its five tools.",
     "8": 'WikiText is measured where [evaluation] has wikitext = "FILE". '
@@ -445,77 +472,84 @@ COMPARABLE = {
     "figure_4": "The paper's averages are those of its Tables 3 to 5; it prints no numbers for its GPT-2 models.",
 }
 """Why figures do not compare with the paper's, by table."""
-PAPERS_MODEL = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J finetuned on C*."
+PAPER_MODEL_NOTE = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J finetuned on C*."
 """The same for the other tables."""
 
 
-def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
-    """Write the sentences that are printed below a table of the paper.
+def list_table_notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
+    """Return the sentences that are printed below a table of the paper.
 
     They say which models were measured here, what cannot be compared with the paper, and which benchmarks and
     records are missing.
     """
-    lines = []
-    is_of_corpus = table.number in ("2", "10")  # of calls in the corpus, not of models' answers
+    notes = []
+    is_about_corpus = table.number in ("2", "10")  # about calls in the corpus, not about models' answers
+    if not is_about_corpus:
+        notes += _describe_measured_models(warehouse)
 
-    if not is_of_corpus:
-        lines += _describe_measured_models(warehouse)
-    lines.append(COMPARABLE.get(table.number, PAPERS_MODEL))  # why its figures do not compare with the paper's
+    # Why its figures cannot be compared with the paper's.
+    notes.append(COMPARISON_NOTES.get(table.number, PAPER_MODEL_NOTE))
 
-    if table.is_of_benchmarks:
-        ours = table.rows(warehouse).filter(pl.col("figures_of") != FIGURES_OF_PAPER)
+    if table.is_benchmark_table:
+        our_rows = table.query_rows(warehouse).filter(pl.col("figures_of") != FIGURES_OF_PAPER)
         # "All" is no benchmark but the sum of them, which no setting can add.
-        lines += _describe_missing_benchmarks(table, measured={"All", *ours["benchmark"]})
-        lines += _describe_left_out(warehouse, table)
-    return lines
+        notes += _describe_missing_benchmarks(table, measured_benchmarks={"All", *our_rows["benchmark"]})
+        notes += _describe_left_out(warehouse, table)
+    return notes
 
 
 def _describe_measured_models(warehouse: DuckDBPyConnection) -> list[str]:
-    """Return a sentence per model, "Ours are of gpt2 (124,439,808 parameters): base, Toolformer."."""
-    models = rows(warehouse, MODELS_SQL)
-    if models.is_empty():
+    """Return a sentence per measured model, such as "Ours are of gpt2 (124,439,808 parameters): base, Toolformer.".
+
+    If nothing was measured, the only sentence says so.
+    """
+    model_lines = query_frame(warehouse, MODELS_SQL)
+    if model_lines.is_empty():
         return ["Nothing of ours was measured yet; run `toolformer-dag run`."]
-    return [f"Ours are of {line}." for [line] in models.iter_rows()]
+    return [f"Ours are of {line}." for [line] in model_lines.iter_rows()]
 
 
 def _describe_left_out(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
     """Return a sentence per benchmark of a table whose reader has left out records."""
-    left_out = rows(warehouse, LEFT_OUT_SQL.replace("{number}", table.number))
-    return [f"Left out by the reader: {line}." for [line] in left_out.iter_rows()]
+    benchmark_lines = query_frame(warehouse, LEFT_OUT_SQL.replace("{number}", table.number))
+    return [f"Left out by the reader: {line}." for [line] in benchmark_lines.iter_rows()]
 
 
-def _describe_missing_benchmarks(table: PaperTable, measured: set[str]) -> list[str]:
-    """Write a sentence that names the benchmarks of a table of the paper that were not measured here.
+def _describe_missing_benchmarks(table: PaperTable, measured_benchmarks: set[str]) -> list[str]:
+    """Name the benchmarks of a table of the paper that were not measured here, in a sentence.
 
     Returns:
         A list with the sentence, such as "Not asked: SVAMP; add svamp = "PATH" under [evaluation.benchmarks].". It is
         empty if no benchmark is missing.
     """
-    items = [figure.item for figure in iter_paper_figures() if str(figure.paper_table) == table.number]
-    missing = [name for name in dict.fromkeys(items) if name not in measured]
-    if not missing:
+    paper_benchmarks = [figure.item for figure in iter_paper_figures() if str(figure.paper_table) == table.number]
+    missing_benchmarks = [name for name in dict.fromkeys(paper_benchmarks) if name not in measured_benchmarks]
+    if not missing_benchmarks:
         return []
 
-    settings = dict.fromkeys(_format_setting(name) for name in missing)  # several benchmarks may have the same key
-    return [f"Not asked: {', '.join(missing)}; add {', '.join(settings)} under [evaluation.benchmarks]."]
+    # Without repeated ones, because several benchmarks may have the same key.
+    settings = dict.fromkeys(_format_benchmark_setting(name) for name in missing_benchmarks)
+    return [f"Not asked: {', '.join(missing_benchmarks)}; add {', '.join(settings)} under [evaluation.benchmarks]."]
 
 
-def _format_setting(benchmark: str) -> str:
-    """Return the setting that adds a benchmark of the paper, such as `svamp = "PATH"`."""
-    first_word = benchmark.split()[0].lower()  # "LAMA SQuAD" is read under the key lama
-    key = BENCHMARK_KEYS.get(benchmark, first_word)
-    path = "made" if key == "dateset" else "PATH"  # Dateset is generated
+def _format_benchmark_setting(benchmark_name: str) -> str:
+    """Return the setting that adds a benchmark of the paper, such as `svamp = "PATH"` for "SVAMP"."""
+    first_word = benchmark_name.split()[0].lower()  # "LAMA SQuAD" is read under the key lama
+    key = SETTING_KEYS_BY_BENCHMARK.get(benchmark_name, first_word)
+    path = "made" if key == "dateset" else "PATH"  # Dateset is generated, and has no file
     return f'{key} = "{path}"'
 
 
 def query_over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
-    """Return calls and right answers of Toolformer over `decoding.min_probability`, which are drawn with Table 9.
+    """Query the calls and right answers of Toolformer over `decoding.min_probability`, which are drawn with Table 9.
 
-    The columns are those of the view over_min_probability. None for other tables, and if the view has no rows.
+    Returns:
+        Rows with the columns of the view over_min_probability. None for other tables, and if there are no rows.
     """
     if table.number != "9":
         return None
-    curve = rows(warehouse, "FROM over_min_probability WHERE benchmark = 'All' AND condition = 'Toolformer'")
+
+    curve = query_frame(warehouse, "FROM over_min_probability WHERE benchmark = 'All' AND condition = 'Toolformer'")
     return None if curve.is_empty() else curve
 
 
@@ -531,16 +565,16 @@ def query_tool_shares(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.Da
             benchmark | model      | n   | Calculator       | WikiSearch
             ASDiv     | Toolformer | 500 | 97.9 (96.2-98.8) | –
     """
-    if not table.is_of_benchmarks:
+    if not table.is_benchmark_table:
         return None
 
     # Conditions with another k of decoding than the settings' are shown in Table 9 only.
-    where = f"paper_table = {table.number} AND NOT only_in_table_9(condition)"
-    shares = rows(warehouse, f"SELECT *, condition AS model FROM tool_shares WHERE {where}")
+    where_clause = f"paper_table = {table.number} AND NOT only_in_table_9(condition)"
+    shares = query_frame(warehouse, f"SELECT *, condition AS model FROM tool_shares WHERE {where_clause}")
     cells = shares.select(
         "benchmark", _format_model_name(), _format_count("n"), "called", _format_interval("share").alias("cell")
     )
 
-    # `called` is the name of a tool; n is the number of questions.
-    wide = cells.pivot("called", index=["benchmark", "model", "n"], values="cell", maintain_order=True)
-    return wide.fill_null(DASH)
+    # `called` is the name of a tool, and n is the number of questions.
+    wide_table = cells.pivot("called", index=["benchmark", "model", "n"], values="cell", maintain_order=True)
+    return wide_table.fill_null(DASH)

@@ -6,20 +6,26 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from toolformer_dag.evaluation.benchmark import Benchmark
-from toolformer_dag.evaluation.benchmark_files import completion, mathematics, multilingual, question_answering
+from toolformer_dag.evaluation.benchmark_files import (
+    format_completion_prompt,
+    format_mathematics_prompt,
+    format_multilingual_prompt,
+    format_question_answering_prompt,
+)
 from toolformer_dag.pipeline.merging import TRAIN
-from toolformer_dag.texts.shared_passages import FEWEST_WORDS, SharedPassages
+from toolformer_dag.texts.shared_passages import MIN_PASSAGE_WORDS, SharedPassages
 
-BATCH = 2_000
+TEXTS_PER_BATCH = 2_000
 """Texts of C* that are searched together."""
 
 
 class CorpusTextId(NamedTuple):
-    """What tells a text of C* from others; sorted, these are in the order of C*.
+    """The id of a text of C*. Sorted ids are in the order of C*.
 
-    - `document_hash`, `digest`: two hashes of its document
-    - `segment`: its number within the document
-    - `shard`: the shard of the document
+    Attributes:
+        document_hash, digest: Two hashes of its document.
+        segment: The number of the text within the document.
+        shard: The shard (a file of the corpus) that has the document.
     """
 
     document_hash: int
@@ -38,53 +44,56 @@ OVERLAP_COLUMNS = {
 }
 """Columns of the overlap. `question`: its number, from 1. `in_corpus`: null if it has too few words to tell. `shard`,
 `digest` and `segment`: of the first text of C* that holds a passage of the question; null without one."""
-MARK = "\0"
+QUESTION_PLACEHOLDER = "\0"
 """Stands for the question in a prompt."""
 
 
-class Frame(NamedTuple):
+class PromptFrame(NamedTuple):
     """The fixed text of a prompt's template, before and after the question."""
 
     before: str
     after: str
 
 
-def _build_frames() -> tuple[Frame, ...]:
+def _build_prompt_frames() -> tuple[PromptFrame, ...]:
     """Return the text around the question of each template of prompts (appendix C)."""
-    before_paragraph, _, _ = multilingual(MARK, "").partition(MARK)
+    # The placeholder stands for the paragraph here, so that paragraph and question remain together.
+    multilingual_frame = _split_at_placeholder(format_multilingual_prompt(QUESTION_PLACEHOLDER, ""))
     return (
-        _split_at_mark(completion(MARK)),
-        _split_at_mark(question_answering(MARK)),
-        Frame(before_paragraph, ""),
-        _split_at_mark(mathematics("", MARK)),
+        _split_at_placeholder(format_completion_prompt(QUESTION_PLACEHOLDER)),
+        _split_at_placeholder(format_question_answering_prompt(QUESTION_PLACEHOLDER)),
+        PromptFrame(before=multilingual_frame.before, after=""),  # the question ends the prompt
+        _split_at_placeholder(format_mathematics_prompt("", QUESTION_PLACEHOLDER)),
     )
 
 
-def _split_at_mark(prompt: str) -> Frame:
-    """Return the text before and after MARK in a prompt."""
-    before, _, after = prompt.partition(MARK)
-    return Frame(before, after)
+def _split_at_placeholder(prompt: str) -> PromptFrame:
+    """Return the text before and after QUESTION_PLACEHOLDER in a prompt."""
+    before, _, after = prompt.partition(QUESTION_PLACEHOLDER)
+    return PromptFrame(before, after)
 
 
-FRAMES = _build_frames()
+PROMPT_FRAMES = _build_prompt_frames()
 """The frames of all templates of appendix C."""
 
 
 class _NumberedQuestion(NamedTuple):
-    """A question: its benchmark, its number there from 1, and its prompt."""
+    """A question: the name of its benchmark, its number there from 1, and its prompt."""
 
-    benchmark: str
+    benchmark_name: str
     number: int
     prompt: str
 
 
-def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFrame]) -> pl.DataFrame:
+def find_question_overlap(benchmarks: Sequence[Benchmark], corpus_batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """Find out which questions of benchmarks occur in the training texts of C*.
 
     A question occurs in a text that has 13 of its words in a row. A question of 8 to 12 words has to occur as a whole.
+    A shorter one gets a row with null in `in_corpus`. The words of a prompt's template (appendix C) do not count.
 
     Args:
-        corpus: Batches of rows of C*, with the columns split, text, document_hash, digest, segment and shard.
+        benchmarks: The benchmarks with their questions.
+        corpus_batches: Batches of rows of C*, with the columns split, text, document_hash, digest, segment and shard.
             They are read only once.
 
     Returns:
@@ -92,88 +101,100 @@ def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFr
     """
     questions = _number_questions(benchmarks)
     passages = SharedPassages([drop_template_words(question.prompt) for question in questions])
-    first_texts = _find_first_texts(passages, corpus)
+    first_text_ids = _find_first_text_ids(passages, corpus_batches)
 
     rows = []
-    for index, question in enumerate(questions):
-        is_long_enough = passages.words[index] >= FEWEST_WORDS
-        rows.append(_build_overlap_row(question, first_texts.get(index), is_long_enough=is_long_enough))
+    for question_index, question in enumerate(questions):
+        first_text_id = first_text_ids.get(question_index)
+        is_long_enough = passages.word_counts[question_index] >= MIN_PASSAGE_WORDS
+        rows.append(_build_overlap_row(question, first_text_id, is_long_enough=is_long_enough))
     return pl.DataFrame(rows, schema=OVERLAP_COLUMNS)
 
 
 def _number_questions(benchmarks: Sequence[Benchmark]) -> list[_NumberedQuestion]:
-    """Return the questions of all benchmarks, in order."""
-    questions = []
+    """Return the questions of all benchmarks in order, each with its number within its benchmark, from 1."""
+    numbered_questions = []
     for benchmark in benchmarks:
         for number, question in enumerate(benchmark.questions, 1):
-            questions.append(_NumberedQuestion(benchmark.name, number, question.prompt))
-    return questions
+            numbered_questions.append(_NumberedQuestion(benchmark.name, number, question.prompt))
+    return numbered_questions
 
 
 def _build_overlap_row(
-    question: _NumberedQuestion, text: CorpusTextId | None, *, is_long_enough: bool
+    question: _NumberedQuestion, text_id: CorpusTextId | None, *, is_long_enough: bool
 ) -> dict[str, Any]:
     """Build the row of a question (OVERLAP_COLUMNS), which says whether it occurs in C*, and in which text.
 
     Args:
-        text: The first text of C* that holds the question, or None.
+        text_id: The first text of C* that holds the question, or None.
         is_long_enough: Whether the question has enough words to tell. Otherwise `in_corpus` is None.
     """
-    occurs = text is not None
+    occurs_in_corpus = None
+    if is_long_enough:
+        occurs_in_corpus = text_id is not None
+
     return {
-        "benchmark": question.benchmark,
+        "benchmark": question.benchmark_name,
         "question": question.number,
-        "in_corpus": occurs if is_long_enough else None,
-        "shard": text.shard if text else None,
-        "digest": text.digest if text else None,
-        "segment": text.segment if text else None,
+        "in_corpus": occurs_in_corpus,
+        "shard": text_id.shard if text_id else None,
+        "digest": text_id.digest if text_id else None,
+        "segment": text_id.segment if text_id else None,
     }
 
 
-def _find_first_texts(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, CorpusTextId]:
-    """Find the first training text of C* that holds each question: the text with the smallest id.
+def _find_first_text_ids(passages: SharedPassages, corpus_batches: Iterable[pl.DataFrame]) -> dict[int, CorpusTextId]:
+    """Find the first training text of C* that holds each question, which is the text with the smallest id.
 
     Args:
         passages: The questions, indexed by their words.
+        corpus_batches: Batches of rows of C*, as for `find_question_overlap`.
 
     Returns:
         The ids of the texts, by the index of the question. Questions that occur in no text are missing.
     """
-    first_texts: dict[int, CorpusTextId] = {}
-    for batch in _iter_training_batches(corpus):
-        ids = batch.select(CorpusTextId._fields)
-        # a row per text of the batch and question that it holds
-        matches = passages.find_pairs_in(batch["text"].to_list())
+    first_text_ids: dict[int, CorpusTextId] = {}
+    for batch in _iter_training_batches(corpus_batches):
+        text_ids = batch.select(CorpusTextId._fields)
+        # A row for each text of the batch and each question that it holds.
+        matches = passages.find_shared_pairs(batch["text"].to_list())
 
         for text_index, question_index in matches.iter_rows():
-            text_id = CorpusTextId(*ids.row(text_index))
-            first_so_far = first_texts.get(question_index, text_id)
-            first_texts[question_index] = min(first_so_far, text_id)
-    return first_texts
+            text_id = CorpusTextId(*text_ids.row(text_index))
+            first_so_far = first_text_ids.get(question_index, text_id)
+            first_text_ids[question_index] = min(first_so_far, text_id)
+    return first_text_ids
 
 
-def _iter_training_batches(corpus: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """Yield the training rows of C*, BATCH at a time."""
-    for rows in corpus:
-        training_rows = rows.filter(pl.col("split") == TRAIN)
-        yield from training_rows.iter_slices(BATCH)
+def _iter_training_batches(corpus_batches: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """Yield the training rows of C*, at most TEXTS_PER_BATCH at a time."""
+    for corpus_rows in corpus_batches:
+        training_rows = corpus_rows.filter(pl.col("split") == TRAIN)
+        yield from training_rows.iter_slices(TEXTS_PER_BATCH)
 
 
 def drop_template_words(prompt: str) -> str:
-    """Return the question of a prompt, without the words of its template (appendix C)."""
-    for frame in FRAMES:
+    """Return the question of a prompt, without the words of its template (appendix C).
+
+    "Answer the following question: Who wrote Emma?" becomes "Who wrote Emma".
+    """
+    for frame in PROMPT_FRAMES:
         if prompt.startswith(frame.before) and prompt.endswith(frame.after):
             return prompt.removeprefix(frame.before).removesuffix(frame.after)
     return prompt
 
 
-def count_overlap(overlap: pl.DataFrame) -> pl.DataFrame:
-    """Count the questions of each benchmark, as columns `n`, `in_corpus` and `too_short` (to tell).
+def count_overlap(overlap_rows: pl.DataFrame) -> pl.DataFrame:
+    """Count the questions of each benchmark that occur in the corpus.
 
     Args:
-        overlap: The table that `question_overlap` returns.
+        overlap_rows: The table that `find_question_overlap` returns.
+
+    Returns:
+        A row per benchmark, with the number of its questions in `n`, of those that occur in the corpus in `in_corpus`,
+        and of those with too few words to tell in `too_short`.
     """
-    return overlap.group_by("benchmark", maintain_order=True).agg(
+    return overlap_rows.group_by("benchmark", maintain_order=True).agg(
         pl.len().alias("n"),
         pl.col("in_corpus").sum(),
         pl.col("in_corpus").is_null().sum().alias("too_short"),

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 FormName = Literal["text", "masked", "preference", "chat", "functions"]
-"""The forms of C* as training data; `FORMS` in corpus_export.py has them by these names."""
-FORMS_SAID: Mapping[FormName, str] = {
+"""The forms of C* as training data. `FORM_BUILDERS` in corpus_export.py builds them by these names."""
+FORM_DESCRIPTIONS: Mapping[FormName, str] = {
     "text": "calls inline, and the text without them",
     "masked": "token ids; results have the label -100",
     "preference": "pairs for DPO",
@@ -13,5 +13,5 @@ FORMS_SAID: Mapping[FormName, str] = {
     "functions": "a row per call, as JSON",
 }
 """What each form is, for `export --help`."""
-TOKENIZED: tuple[FormName, ...] = ("masked", "chat")
+TOKENIZED_FORMS: tuple[FormName, ...] = ("masked", "chat")
 """The forms that a tokenizer has a say in."""

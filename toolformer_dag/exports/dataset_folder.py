@@ -12,24 +12,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from toolformer_dag.computing.plan import Lane
-from toolformer_dag.files import UserError, WriteError, locked, replace_folder, seal_record, unseal_record, write_whole
-from toolformer_dag.identity import fingerprint, stream_hash
+from toolformer_dag.files import (
+    UserError,
+    WriteError,
+    hold_file_lock,
+    replace_folder,
+    seal_record,
+    unseal_record,
+    write_file_atomically,
+)
+from toolformer_dag.identity import compute_file_content_hash, fingerprint
 from toolformer_dag.lake.queries import read_sql_file
-from toolformer_dag.markdown import table
+from toolformer_dag.markdown import format_markdown_table
 
-RECORD = "export.json"
+RECORD_FILE_NAME = "export.json"
 """File of a data set: the record of what was written, by which an export recognizes its folder."""
-CARD = "README.md"
+CARD_FILE_NAME = "README.md"
 """File of a data set: its card."""
-DATA = "data"
+DATA_FOLDER_NAME = "data"
 """Folder of a data set with its Parquet files."""
-LAYOUT = 1
+LAYOUT_VERSION = 1
 """Raise this when the same rows would be written as other files."""
-GROUP_ROWS = 1000
+ROWS_PER_GROUP = 1000
 """Rows of a row group of a Parquet file."""
-FILE_ROWS = 20_000
+ROWS_PER_FILE = 20_000
 """Rows of a Parquet file."""
-HUB_OPTIONS = {"compression": "zstd", "write_page_index": True, "use_content_defined_chunking": True}
+PARQUET_OPTIONS = {"compression": "zstd", "write_page_index": True, "use_content_defined_chunking": True}
 """The hub shows such files page by page, and stores them again without what did not change."""
 
 
@@ -40,89 +48,113 @@ class ExportError(UserError):
 class ExportedFile(NamedTuple):
     """The size of a file in bytes, and the hash of its content."""
 
-    size: int
-    hash: str
+    byte_count: int
+    content_hash: str
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
-    """What an export wrote into a folder.
+class ExportRecord:
+    """A record of what an export wrote into a folder.
 
-    - `files`: path within the folder -> file, without the record
-    - `rows`: split or table -> number of rows
-    - `made_from`: the settings and inputs of the export
+    Attributes:
+        file_by_path: The exported files by their path within the folder. The record itself is not among them.
+        row_counts: The number of rows by split or table.
+        made_from: The settings and inputs of the export.
     """
 
-    files: Mapping[str, ExportedFile]
-    rows: Mapping[str, int]
+    file_by_path: Mapping[str, ExportedFile]
+    row_counts: Mapping[str, int]
     made_from: Mapping[str, Any]
 
     @property
-    def version(self) -> str:
-        """The fingerprint of the content."""
-        return fingerprint({path: file.hash for path, file in self.files.items()})
+    def content_fingerprint(self) -> str:
+        """The fingerprint of the content of all files."""
+        hash_by_path = {path: file.content_hash for path, file in self.file_by_path.items()}
+        return fingerprint(hash_by_path)
 
 
 class ParquetFiles:
-    """Writes the Parquet files `folder/NAME-00000.parquet` and on: 1,000 rows in a group, 20,000 in a file.
+    """Writes rows to the Parquet files PREFIX-00000.parquet, PREFIX-00001.parquet and so on in a folder.
 
-    How rows are divided between calls of `write` makes no difference to the files. Rows wait in memory until they are a
-    group; `close` writes the rest and has to be called.
+    A row group has 1,000 rows, and a file 20,000. Rows wait in memory until there are enough for a group, and `close`
+    writes the last ones. How rows are divided between calls of `write_rows` makes no difference to the files.
 
-    - `rows`: the number of written rows, without those that wait
+    Attributes:
+        written_row_count: The number of written rows, without those that wait.
     """
 
-    def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
-        self.rows = 0
+    def __init__(self, folder: Path, file_prefix: str, schema: pa.Schema) -> None:
+        self.written_row_count = 0
         self._folder = folder
-        self._name = name
+        self._file_prefix = file_prefix
         self._schema = schema
-        self._waiting = pa.Table.from_batches([], schema)
-        self._open_file = ExitStack()  # closes the file of the last group
-        self._writer: pq.ParquetWriter | None = None  # writes that file; None before the first group
+        self._waiting_rows = pa.Table.from_batches([], schema)
+        self._open_file_stack = ExitStack()  # closes the open file
+        self._writer: pq.ParquetWriter | None = None  # writes to the open file, None before the first group
         folder.mkdir(parents=True, exist_ok=True)
 
-    def write(self, rows: pa.Table) -> None:
-        """Add rows."""
-        self._waiting = pa.concat_tables([self._waiting, rows.cast(self._schema)])
-        while self._waiting.num_rows >= GROUP_ROWS:
-            self._write_group()
+    def write_rows(self, rows: pa.Table) -> None:
+        """Add rows, and write all row groups that are complete.
+
+        Args:
+            rows: The rows, in any division. Their columns are cast to those of the schema.
+        """
+        self._waiting_rows = pa.concat_tables([self._waiting_rows, rows.cast(self._schema)])
+        while self._waiting_rows.num_rows >= ROWS_PER_GROUP:
+            self._write_row_group()
 
     def close(self) -> None:
-        """Write the rows that wait; without any rows, write a file that has the columns only."""
-        if self._waiting.num_rows or not self.rows:
-            self._write_group()
-        self._open_file.close()
+        """Write the rows that wait, and close the last file. If there were no rows at all, write an empty file."""
+        has_no_file = not self.written_row_count
+        if self._waiting_rows.num_rows or has_no_file:
+            self._write_row_group()
+        self._open_file_stack.close()
 
-    def _write_group(self) -> None:
-        """Write GROUP_ROWS of the waiting rows as a row group, to the next file once FILE_ROWS are in the open one."""
-        if self._writer is None or self.rows % FILE_ROWS == 0:
-            self._writer = self._open_next_file()
-        group = self._waiting[:GROUP_ROWS]
-        self._waiting = self._waiting[GROUP_ROWS:]
-        self._writer.write_table(group.combine_chunks())
-        self.rows += group.num_rows
+    def _write_row_group(self) -> None:
+        """Write up to ROWS_PER_GROUP of the waiting rows as a row group.
+
+        It goes to the open file, or to a new one if the open file has ROWS_PER_FILE rows.
+        """
+        # The count meets every multiple of ROWS_PER_FILE, which is a multiple of ROWS_PER_GROUP, because only the very
+        # last group is smaller.
+        is_file_full = self.written_row_count % ROWS_PER_FILE == 0
+        if self._writer is None or is_file_full:
+            self._writer = self._open_next_file()  # closes the full file
+
+        row_group = self._waiting_rows[:ROWS_PER_GROUP]
+        self._waiting_rows = self._waiting_rows[ROWS_PER_GROUP:]
+
+        self._writer.write_table(row_group.combine_chunks())
+        self.written_row_count += row_group.num_rows
 
     def _open_next_file(self) -> pq.ParquetWriter:
-        """Close the open file, and open the next: NAME-00000.parquet, NAME-00001.parquet."""
-        self._open_file.close()
-        path = self._folder / f"{self._name}-{self.rows // FILE_ROWS:05}.parquet"
-        return self._open_file.enter_context(pq.ParquetWriter(path, self._schema, **HUB_OPTIONS))
+        """Close the open file, open the next one, and return its writer."""
+        self._open_file_stack.close()
+
+        file_number = self.written_row_count // ROWS_PER_FILE
+        path = self._folder / f"{self._file_prefix}-{file_number:05}.parquet"
+        writer = pq.ParquetWriter(path, self._schema, **PARQUET_OPTIONS)
+        return self._open_file_stack.enter_context(writer)
 
 
-def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def write_split_files(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Write rows to Parquet files in `folder/data`, with separate files for each value of their column `split`.
 
     A split without rows gets no file, because `load_dataset` cannot read an empty one.
 
+    Args:
+        folder: The folder of the data set.
+        schema: The columns.
+        rows: The rows by column. Only ROWS_PER_GROUP of them are read ahead.
+
     Returns:
         The number of rows per split, with `train` before `heldout`.
     """
-    splits = _SplitFiles(folder / DATA, schema)
-    for batch in _iter_batches(rows):
+    split_files = _SplitFiles(folder / DATA_FOLDER_NAME, schema)
+    for batch in _iter_row_batches(rows):
         for split, split_rows in _group_rows_by_split(batch).items():
-            splits.write(split, split_rows)
-    return splits.close()
+            split_files.write_rows(split, split_rows)
+    return split_files.close()
 
 
 class _SplitFiles:
@@ -131,43 +163,49 @@ class _SplitFiles:
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self._folder = folder
         self._schema = schema
-        self._files: dict[str, ParquetFiles] = {}  # by split
+        self._files_by_split: dict[str, ParquetFiles] = {}
 
-    def write(self, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows to the files of a split."""
-        if split not in self._files:
-            self._files[split] = ParquetFiles(self._folder, split, self._schema)
-        self._files[split].write(pa.Table.from_pylist(rows, self._schema))
+    def write_rows(self, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows, dicts of values by column, to the files of a split."""
+        if split not in self._files_by_split:
+            self._files_by_split[split] = ParquetFiles(self._folder, split, self._schema)
+        self._files_by_split[split].write_rows(pa.Table.from_pylist(rows, self._schema))
 
     def close(self) -> dict[str, int]:
-        """Write the rows that wait; return the rows per split, in descending order of names."""
-        for files in self._files.values():
+        """Write the rows that wait, and close all files.
+
+        Returns:
+            The number of rows per split, in descending order of the names: {"train": 1200, "heldout": 30}.
+        """
+        for files in self._files_by_split.values():
             files.close()
-        return {split: self._files[split].rows for split in sorted(self._files, reverse=True)}
+
+        split_names = sorted(self._files_by_split, reverse=True)
+        return {split: self._files_by_split[split].written_row_count for split in split_names}
 
 
-def _iter_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield the rows in lists of GROUP_ROWS; the last may be shorter."""
-    remaining = iter(rows)
-    batch = list(islice(remaining, GROUP_ROWS))
+def _iter_row_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield the rows in lists of ROWS_PER_GROUP rows. The last list may be shorter."""
+    remaining_rows = iter(rows)
+    batch = list(islice(remaining_rows, ROWS_PER_GROUP))
     while batch:
         yield batch
-        batch = list(islice(remaining, GROUP_ROWS))
+        batch = list(islice(remaining_rows, ROWS_PER_GROUP))
 
 
 def _group_rows_by_split(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the rows by their column `split`."""
-    rows_of: dict[str, list[Mapping[str, Any]]] = {}
+    """Group rows by their column `split`: {"train": [...], "heldout": [...]}."""
+    rows_by_split: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        rows_of.setdefault(row["split"], []).append(row)
-    return rows_of
+        rows_by_split.setdefault(row["split"], []).append(row)
+    return rows_by_split
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
+def open_replacement_folder(folder: Path) -> Iterator[Path]:
     """Provide an empty folder, which replaces another folder if the block ends without an error.
 
-    Call `refuse_foreign` first, because the old content of `folder` is lost.
+    Call `refuse_foreign_content` first, because the old content of `folder` is lost.
 
     Yields:
         The empty folder to write to.
@@ -177,17 +215,17 @@ def replacing(folder: Path) -> Iterator[Path]:
         ExportError: Another export is writing to `folder`.
     """
     folder = folder.resolve()
-    lock = folder.with_name(f".{folder.name}.lock")
+    lock_path = folder.with_name(f".{folder.name}.lock")
 
-    with locked(lock, wait=False) as alone:
-        if not alone:
+    with hold_file_lock(lock_path, wait=False) as has_lock:
+        if not has_lock:
             raise ExportError(f"{folder} is being written by another export; wait for it, or name another folder")
-        with _create_partial_folder(folder, lock) as fresh:
-            yield fresh
+        with _open_partial_folder(folder, lock_path) as new_folder:
+            yield new_folder
 
 
 @contextmanager
-def _create_partial_folder(folder: Path, lock: Path) -> Iterator[Path]:
+def _open_partial_folder(folder: Path, lock_path: Path) -> Iterator[Path]:
     """Provide an empty folder, which replaces `folder` if the block ends without an error.
 
     The lock's file is removed in any case, and so is the new folder if it did not replace the old one.
@@ -198,71 +236,76 @@ def _create_partial_folder(folder: Path, lock: Path) -> Iterator[Path]:
     Raises:
         WriteError: A file or folder cannot be written.
     """
-    fresh = folder.with_name(f".{folder.name}.partial")
+    new_folder = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(fresh, ignore_errors=True)  # left by an export that was killed
-        fresh.mkdir()
-        yield fresh
-        replace_folder(folder, fresh)
+        shutil.rmtree(new_folder, ignore_errors=True)  # left by an export that was killed
+        new_folder.mkdir()
+        yield new_folder
+        replace_folder(folder, new_folder)
     except OSError as error:
         raise WriteError(folder, error) from error
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        lock.unlink(missing_ok=True)  # last: until then it guards both folders
+        shutil.rmtree(new_folder, ignore_errors=True)
+        lock_path.unlink(missing_ok=True)  # last: until then it guards both folders
 
 
-def write_record(folder: Path, rows: Mapping[str, int], made_from: Mapping[str, Any]) -> Exported:
+def write_export_record(folder: Path, row_counts: Mapping[str, int], made_from: Mapping[str, Any]) -> ExportRecord:
     """Write the record of an export, which has to be its last file.
 
     The record holds no time, so that equal inputs give equal bytes.
 
     Args:
-        rows: The number of rows per split, as in `Exported`.
-        made_from: The settings and inputs of the export, as in `Exported`.
+        folder: The folder of the export.
+        row_counts: The number of rows per split or table.
+        made_from: The settings and inputs of the export.
+
+    Returns:
+        The record.
 
     Raises:
         WriteError: The file cannot be written.
     """
-    exported = Exported(_hash_files(folder), dict(rows), dict(made_from))
+    record = ExportRecord(_hash_files(folder), dict(row_counts), dict(made_from))
 
-    files = {path: [file.size, file.hash] for path, file in exported.files.items()}
-    content = {"layout": LAYOUT, "rows": exported.rows, "files": files, "made_from": exported.made_from}
-    write_whole(folder / RECORD, seal_record(str(folder), content))
+    files = {path: [file.byte_count, file.content_hash] for path, file in record.file_by_path.items()}
+    content = {"layout": LAYOUT_VERSION, "rows": record.row_counts, "files": files, "made_from": record.made_from}
+    write_file_atomically(folder / RECORD_FILE_NAME, seal_record(str(folder), content))
 
-    return exported
+    return record
 
 
 def _hash_files(folder: Path) -> dict[str, ExportedFile]:
-    """Return size and hash of each file in a folder, by its path."""
-    files = {}
-    for name, path in _files(folder).items():
-        files[name] = ExportedFile(path.stat().st_size, stream_hash(path))
-    return files
+    """Return the size and the content hash of each file below a folder, by its path within the folder."""
+    exported_files = {}
+    for relative_path, path in _list_files_by_relative_path(folder).items():
+        byte_count = path.stat().st_size
+        exported_files[relative_path] = ExportedFile(byte_count, compute_file_content_hash(path))
+    return exported_files
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Return all files below a folder, sorted: path within the folder -> path."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path for path in files}
+def _list_files_by_relative_path(folder: Path) -> dict[str, Path]:
+    """Return the paths of all files below a folder, sorted, by their paths within the folder."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
-def read_exported(folder: Path) -> Exported | None:
+def read_export_record(folder: Path) -> ExportRecord | None:
     """Read the record of an exported folder.
 
     Returns:
         The record, or None if it is missing, damaged or has another layout.
     """
     try:
-        content = unseal_record((folder / RECORD).read_bytes())
-        if content["layout"] != LAYOUT:
+        content = unseal_record((folder / RECORD_FILE_NAME).read_bytes())
+        if content["layout"] != LAYOUT_VERSION:
             return None
         files = {path: ExportedFile(*file) for path, file in content["files"].items()}
-        return Exported(files, content["rows"], content["made_from"])
+        return ExportRecord(files, content["rows"], content["made_from"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def refuse_foreign(folder: Path) -> None:
+def refuse_foreign_content(folder: Path) -> None:
     """Check that an export into a folder would only overwrite files of an earlier export.
 
     The folder may be missing or empty. Otherwise it may only hold files that an export wrote, and its card
@@ -290,26 +333,25 @@ def _find_foreign_content(folder: Path) -> str | None:
         A description of the content for the error message: the folder has no record of an export, holds a
         file that the record does not list, or its card (README) was edited. None if there is no such content.
     """
-    exported = read_exported(folder)
-    if exported is None:
+    record = read_export_record(folder)
+    if record is None:
         return f"{folder} is not empty, and no export wrote it"
 
-    names = _files(folder).keys()
-    foreign = sorted(names - exported.files.keys() - {RECORD})
-    if foreign:
-        return f"{folder} holds {foreign[0]}, which no export wrote"
+    file_names = _list_files_by_relative_path(folder).keys()
+    foreign_names = sorted(file_names - record.file_by_path.keys() - {RECORD_FILE_NAME})
+    if foreign_names:
+        return f"{folder} holds {foreign_names[0]}, which no export wrote"
 
-    if CARD in names and _is_edited(folder / CARD, exported.files[CARD]):
-        return f"{folder / CARD} was edited since it was exported"
+    if CARD_FILE_NAME not in file_names:
+        return None
+
+    card_path = folder / CARD_FILE_NAME
+    if compute_file_content_hash(card_path) != record.file_by_path[CARD_FILE_NAME].content_hash:
+        return f"{card_path} was edited since it was exported"
     return None
 
 
-def _is_edited(path: Path, exported: ExportedFile) -> bool:
-    """Return whether a file is not as it was exported."""
-    return stream_hash(path) != exported.hash
-
-
-SIZES = (
+SIZE_CATEGORIES = (
     (1_000, "n<1K"),
     (10_000, "1K<n<10K"),
     (100_000, "10K<n<100K"),
@@ -319,28 +361,30 @@ SIZES = (
 """The hub's names for sizes of data sets, each after the number of rows that is too many for it."""
 CITATION = read_sql_file(__package__, "citation.md")
 """How to cite the paper, for cards."""
-TOOL_TITLES = ("tool", "in the text", "tau_s", "k", "m", "tau_f")
+TOOL_COLUMN_TITLES = ("tool", "in the text", "tau_s", "k", "m", "tau_f")
 """Headings of the columns of `build_lane_cells`, and of the threshold that was applied."""
 
 
-def header(
+def build_yaml_header(
     folder: Path,
     *,
     title: str,
     license: str,
     languages: Sequence[str],
-    rows: int,
+    row_count: int,
     configs: Sequence[Mapping[str, Any]],
-    task: str | None,
+    task_category: str | None,
 ) -> str:
     """Build the YAML header of a card, which `load_dataset` and the Hugging Face hub read.
 
     Args:
         folder: The folder of the data set, whose data files are written already.
+        title: The name of the data set.
+        license: Its license, as the hub names it.
         languages: Language codes such as "en".
-        rows: The number of rows of all files.
+        row_count: The number of rows of all files.
         configs: The configurations that have files, in the form of `load_dataset`.
-        task: The hub's name of the task, such as "text-generation".
+        task_category: The hub's name of the task, such as "text-generation". None for a data set without one.
     """
     from huggingface_hub import DatasetCardData
 
@@ -348,8 +392,8 @@ def header(
         pretty_name=title,
         license=license,
         language=list(languages) or None,
-        size_categories=[_choose_size_category(rows)],
-        task_categories=[task] if task else None,
+        size_categories=[_choose_size_category(row_count)],
+        task_categories=[task_category] if task_category else None,
         tags=["toolformer", "tool-use"],
         configs=_add_content_hash(folder, configs) or None,
     )
@@ -357,19 +401,21 @@ def header(
 
 
 def _add_content_hash(folder: Path, configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the configs of a data set with a hash of its data as their description.
+    """Return the configurations of a data set, with a hash of its data files as their description.
 
-    The cache of `load_dataset` knows folders of one name apart by their configs alone, not by their files.
+    `load_dataset` caches data sets by the name of their folder and their configurations, not by their files. Without
+    the hash, it would not notice that the files changed.
     """
-    hashes = {name: stream_hash(path) for name, path in _files(folder / DATA).items()}
-    description = f"content {fingerprint(hashes)}"
+    paths_by_name = _list_files_by_relative_path(folder / DATA_FOLDER_NAME)
+    hashes_by_name = {name: compute_file_content_hash(path) for name, path in paths_by_name.items()}
+    description = f"content {fingerprint(hashes_by_name)}"
     return [{**config, "description": description} for config in configs]
 
 
-def _choose_size_category(rows: int) -> str:
-    """Return the hub's name for the size of a data set."""
-    for limit, name in SIZES:
-        if rows < limit:
+def _choose_size_category(row_count: int) -> str:
+    """Return the hub's name for the size of a data set, such as "1K<n<10K" for 5,000 rows."""
+    for limit, name in SIZE_CATEGORIES:
+        if row_count < limit:
             return name
     return "n>10M"
 
@@ -382,11 +428,15 @@ def format_columns_table(schema: pa.Schema) -> str:
     """
     rows = []
     for field in schema:
-        type_name = str(field.type).partition("<")[0]
-        rows.append((f"`{field.name}`", type_name, field.metadata[b"comment"].decode()))
-    return table(("column", "type", "meaning"), rows)
+        type_name, _, _ = str(field.type).partition("<")  # "struct" of "struct<offset: int64>"
+        meaning = field.metadata[b"comment"].decode()
+        rows.append((f"`{field.name}`", type_name, meaning))
+    return format_markdown_table(("column", "type", "meaning"), rows)
 
 
 def build_lane_cells(lane: Lane) -> tuple[object, ...]:
-    """Return the first cells of a line about a lane (a tool with its settings): TOOL_TITLES without tau_f."""
+    """Return the first cells of a table line about a lane (a tool with its settings).
+
+    They are the columns TOOL_COLUMN_TITLES, without the last one, tau_f.
+    """
     return f"`{lane.key}`", lane.tool.name, lane.tau_s, lane.k, lane.m

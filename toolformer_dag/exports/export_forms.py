@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding, TextTokens
 
 
-def build_calls_join(calls_column: str) -> str:
-    """Return an SQL query, shown on the card, that finds the calls of exported rows in the warehouse again.
+def build_calls_join_sql(calls_column: str) -> str:
+    """Build the SQL query that finds the calls of exported rows in the warehouse again. The card shows it.
 
-    calls_column: the SQL expression for the calls of a row, such as `unnest(calls)`.
+    Args:
+        calls_column: The SQL expression for the calls of a row, such as "unnest(calls)".
     """
     return f"""\
 SELECT row.digest, call.input, call.delta, scored.delta
@@ -33,34 +34,35 @@ JOIN loss_deltas AS scored
 
 @dataclass(frozen=True, slots=True)
 class ExportForm:
-    """A form of training data: the columns, and a function that makes rows of a text.
+    """A form of training data: the columns, and a function that converts a text of C* to rows.
 
-    - `name`: its name on the command line
-    - `schema`: the columns, each with its `comment`
-    - `rows`: yields the rows of a text of C*; there may be none
-    - `card`: what the card of the data set says of the form
-    - `settings`: what determines the rows besides the texts
-    - `join`: a query from rows to loss_deltas, for the card
-    - `preferences`: whether `rows` reads `least_helpful` of a text
-    - `length`: returns the tokens of a row if a trainer has to encode it, else 0
+    Attributes:
+        name: The name of the form on the command line.
+        schema: The columns, each with a `comment` in its metadata.
+        iter_rows: Yields the rows of a text of C* (the texts with the kept calls). There may be none.
+        card_text: What the card of the data set says about the form.
+        settings: The values besides the texts on which the rows depend.
+        join_sql: A query that joins the rows with the table loss_deltas, for the card.
+        needs_least_helpful_calls: Whether `iter_rows` reads `least_helpful` of a text.
+        count_row_tokens: Returns the number of tokens of a row that a trainer has to encode, or else 0.
     """
 
     name: FormName
     schema: pa.Schema
-    rows: Callable[[CorpusText], Iterator[Mapping[str, Any]]]
-    card: str
+    iter_rows: Callable[[CorpusText], Iterator[Mapping[str, Any]]]
+    card_text: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    join: str = build_calls_join("unnest(calls)")
-    preferences: bool = False
-    length: Callable[[Mapping[str, Any]], int] = lambda row: 0
+    join_sql: str = build_calls_join_sql("unnest(calls)")
+    needs_least_helpful_calls: bool = False
+    count_row_tokens: Callable[[Mapping[str, Any]], int] = lambda row: 0
 
 
-def column(name: str, kind: pa.DataType, comment: str) -> pa.Field:
-    """Return a column with its comment in the metadata."""
-    return pa.field(name, kind, metadata={"comment": comment})
+def build_column(name: str, data_type: pa.DataType, comment: str) -> pa.Field:
+    """Build a column of a schema, with its comment in the metadata."""
+    return pa.field(name, data_type, metadata={"comment": comment})
 
 
-CALL = pa.struct(
+CALL_TYPE = pa.struct(
     [
         ("offset", pa.int64()),
         ("tool", pa.string()),
@@ -82,101 +84,119 @@ CALL_COMMENT = (
     "delta, loss_empty, loss_call, loss_result; (tool, shard, segment, position, sample), with the row's digest, is "
     "its row in loss_deltas"
 )
-CALLS = column("calls", pa.list_(CALL), f"the calls in order: {CALL_COMMENT}")
-ORIGIN = (
-    column("digest", pa.string(), "digest of the document"),
-    column(
+CALLS_COLUMN = build_column("calls", pa.list_(CALL_TYPE), f"the calls in order: {CALL_COMMENT}")
+ORIGIN_COLUMNS = (
+    build_column("digest", pa.string(), "digest of the document"),
+    build_column(
         "segment", pa.int32(), "number of the text in the document; (digest, segment) is its row in augmented_corpus"
     ),
-    column("url", pa.string(), "where the document was found"),
-    column("split", pa.string(), "train or heldout, by the document"),
+    build_column("url", pa.string(), "where the document was found"),
+    build_column("split", pa.string(), "train or heldout, by the document"),
 )
 
 
-def shared_columns(text: CorpusText) -> dict[str, Any]:
-    """Return the values of the columns CALLS and ORIGIN, which rows of every form have; pairs have no `calls`."""
+def build_shared_columns(corpus_text: CorpusText) -> dict[str, Any]:
+    """Return the values of the columns that rows of every form have: the calls, and the origin of the text.
+
+    Rows of pairs have no column `calls`, so that value is ignored there.
+    """
     return {
-        "calls": [asdict(call) for call in text.calls],
-        "digest": text.digest,
-        "segment": text.segment,
-        "url": text.url,
-        "split": text.split,
+        "calls": [asdict(call) for call in corpus_text.calls],
+        "digest": corpus_text.digest,
+        "segment": corpus_text.segment,
+        "url": corpus_text.url,
+        "split": corpus_text.split,
     }
 
 
-def text_form() -> ExportForm:
-    """Return the form of x* and x as texts (paper, section 2), which the project's own finetuning trains on."""
+def build_text_form() -> ExportForm:
+    """Define the export form of plain texts, with calls (x* in the paper) and without (x).
+
+    The project's own finetuning trains on these texts.
+    """
     schema = pa.schema(
         [
-            column("text", pa.string(), "x*: the text with its calls"),
-            column("plain", pa.string(), "x: the text without calls; the baseline's corpus C"),
-            CALLS,
-            *ORIGIN,
+            build_column("text", pa.string(), "x*: the text with its calls"),
+            build_column("plain", pa.string(), "x: the text without calls; the baseline's corpus C"),
+            CALLS_COLUMN,
+            *ORIGIN_COLUMNS,
         ]
     )
-    about = (
+    card_text = (
         "Plain language modelling on `text` is what the paper trains; on `plain` it gives the paper's baseline.\n"
         "Results are predicted too, as in the paper; the form `masked` leaves them out of the loss."
     )
-    return ExportForm(name="text", schema=schema, rows=_iter_text_rows, card=about)
+    return ExportForm(name="text", schema=schema, iter_rows=_iter_text_rows, card_text=card_text)
 
 
-def _iter_text_rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-    """Yield the row of a text in the form `text`."""
-    yield {"text": text.text, "plain": text.plain, **shared_columns(text)}
+def _iter_text_rows(corpus_text: CorpusText) -> Iterator[Mapping[str, Any]]:
+    """Yield the row of a text: the text with its calls, the text without them, and the columns of every form."""
+    yield {
+        "text": corpus_text.text_with_calls,
+        "plain": corpus_text.text_without_calls,
+        **build_shared_columns(corpus_text),
+    }
 
 
-def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -> ExportForm:
+def build_masked_form(encoding: "Encoding", tokenizer_name: str, *, sequence_length: int) -> ExportForm:
     """Define the export form of token sequences for training, where results of tools are not learned.
 
     Tokens of results have the label -100, which training ignores. A text of more than `sequence_length` tokens
     becomes several rows. Each begins with the last token of the row before.
 
     Args:
-        tokenizer: The name of the tokenizer for people.
+        encoding: Encodes texts as tokens.
+        tokenizer_name: The name of the tokenizer for people.
+        sequence_length: The maximum number of tokens of a row.
     """
-    about = (
-        f"Tokens are those of {tokenizer}, at most {sequence_length:,} in a row. Results have the label -100: a tool\n"
-        "writes them, so the model need not learn to. The paper does predict them (`--form text`)."
+    card_text = (
+        f"Tokens are those of {tokenizer_name}, at most {sequence_length:,} in a row. Results have the label -100: "
+        "a tool\nwrites them, so the model need not learn to. The paper does predict them (`--form text`)."
     )
 
     tokenizer_identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
 
     return ExportForm(
         name="masked",
-        schema=_build_masked_schema(tokenizer),
-        rows=partial(_iter_masked_rows, encoding, sequence_length),
-        card=about,
+        schema=_build_masked_schema(tokenizer_name),
+        iter_rows=partial(_iter_masked_rows, encoding, sequence_length),
+        card_text=card_text,
         settings={"tokenizer": tokenizer_identity, "sequence_length": sequence_length},
     )
 
 
-def _build_masked_schema(tokenizer: str) -> pa.Schema:
-    """Return the columns of the form `masked`. tokenizer: its name for people."""
+def _build_masked_schema(tokenizer_name: str) -> pa.Schema:
+    """Return the columns of rows with tokens and labels.
+
+    Args:
+        tokenizer_name: The name of the tokenizer for people, which a column's comment shows.
+    """
     return pa.schema(
         [
-            column("input_ids", pa.list_(pa.int32()), f"tokens of x* by the tokenizer of {tokenizer}"),
-            column("labels", pa.list_(pa.int32()), "the same, with -100 for tokens of results"),
-            column("attention_mask", pa.list_(pa.int8()), "1 for each token: nothing is padded"),
-            column("window", pa.int32(), "number of the row within its text"),
-            CALLS,
-            *ORIGIN,
+            build_column("input_ids", pa.list_(pa.int32()), f"tokens of x* by the tokenizer of {tokenizer_name}"),
+            build_column("labels", pa.list_(pa.int32()), "the same, with -100 for tokens of results"),
+            build_column("attention_mask", pa.list_(pa.int8()), "1 for each token: nothing is padded"),
+            build_column("window", pa.int32(), "number of the row within its text"),
+            CALLS_COLUMN,
+            *ORIGIN_COLUMNS,
         ]
     )
 
 
-def _iter_masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -> Iterator[Mapping[str, Any]]:
+def _iter_masked_rows(
+    encoding: "Encoding", sequence_length: int, corpus_text: CorpusText
+) -> Iterator[Mapping[str, Any]]:
     """Split a text with calls into rows of at most `sequence_length` tokens with labels.
 
     A label is the token itself, or -100 if the token is in the result of a call. Training ignores such labels.
     """
-    from toolformer_dag.training.sequences import windows
+    from toolformer_dag.training.sequences import iter_windows
 
-    [tokens] = encoding.with_calls([text.text])
-    labels = _build_labels(tokens, text, encoding.markers)
+    [tokens] = encoding.encode_texts_with_calls([corpus_text.text_with_calls])
+    labels = _build_labels(tokens, corpus_text, encoding.markers)
 
-    id_windows = windows(_with_ends(encoding, tokens.ids), sequence_length)
-    label_windows = windows(_with_ends(encoding, labels), sequence_length)
+    id_windows = iter_windows(_add_bos_and_eos(encoding, tokens.token_ids), sequence_length)
+    label_windows = iter_windows(_add_bos_and_eos(encoding, labels), sequence_length)
 
     for number, (window_ids, window_labels) in enumerate(zip(id_windows, label_windows, strict=True)):
         yield {
@@ -184,21 +204,33 @@ def _iter_masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusTe
             "labels": window_labels,
             "attention_mask": [1] * len(window_ids),
             "window": number,
-            **shared_columns(text),
+            **build_shared_columns(corpus_text),
         }
 
 
-def _with_ends(encoding: "Encoding", ids: Sequence[int]) -> list[int]:
-    """Return the tokens of a text with BOS before them and EOS after them, where the tokenizer has these."""
-    return [*encoding.bos, *ids, *encoding.eos]
+def _add_bos_and_eos(encoding: "Encoding", token_ids: Sequence[int]) -> list[int]:
+    """Return the tokens of a text with the tokenizer's BOS before them and its EOS after them, if it has these."""
+    return [*encoding.bos_ids, *token_ids, *encoding.eos_ids]
 
 
-def _build_labels(tokens: "TextTokens", text: CorpusText, markers: CallMarkers) -> list[int]:
-    """Return the tokens of a text, with IGNORED (-100) for those in the result of a call: tools write these."""
-    from toolformer_dag.training.sequences import IGNORED
+def _build_labels(text_tokens: "TextTokens", corpus_text: CorpusText, markers: CallMarkers) -> list[int]:
+    """Build a label for each token of a text with calls.
 
-    in_result = _mark_tokens_in_spans(tokens.offsets, len(text.text), find_result_spans(text, markers))
-    labels: list[int] = np.where(in_result, IGNORED, tokens.ids).tolist()
+    The label is the token itself, or IGNORED_LABEL (-100) if the token is in the result of a call, because tools write
+    results.
+
+    Args:
+        text_tokens: The tokens of the text, and the character at which each begins.
+        corpus_text: The text with its calls.
+        markers: The texts around a call and before its result.
+    """
+    from toolformer_dag.training.sequences import IGNORED_LABEL
+
+    result_spans = find_result_spans(corpus_text, markers)
+    text_length = len(corpus_text.text_with_calls)
+    is_in_result = _mark_tokens_in_spans(text_tokens.offsets, text_length, result_spans)
+
+    labels: list[int] = np.where(is_in_result, IGNORED_LABEL, text_tokens.token_ids).tolist()
     return labels
 
 
@@ -209,50 +241,67 @@ class TextSpan(NamedTuple):
     end: int
 
 
-def find_result_spans(text: CorpusText, markers: CallMarkers = PAPER_MARKERS) -> list[TextSpan]:
-    """Return the character spans of the calls' results in x*, the text with its calls."""
+def find_result_spans(corpus_text: CorpusText, markers: CallMarkers = PAPER_MARKERS) -> list[TextSpan]:
+    """Find where the results of the calls stand in a text with calls.
+
+    Example:
+        For the text "a [Add(1, 2) -> 3] b" the span is (16, 17), where "3" stands.
+
+    Args:
+        corpus_text: The text. The offset of a call is counted in the text without calls.
+        markers: The texts around a call and before its result.
+    """
     spans = []
-    inserted = 0  # characters of the calls so far
-    for call in text.calls:
-        inserted += len(call.written(markers))
-        result_end = call.offset + inserted - len(markers.end)
-        spans.append(TextSpan(result_end - len(call.result), result_end))
+    inserted_characters = 0  # the length of the calls so far
+    for call in corpus_text.calls:
+        inserted_characters += len(call.format_with_result(markers))
+        call_end = call.offset + inserted_characters
+        result_end = call_end - len(markers.end)
+        result_start = result_end - len(call.result)
+        spans.append(TextSpan(result_start, result_end))
     return spans
 
 
-def _mark_tokens_in_spans(starts: NDArray[np.int32], length: int, spans: Sequence[TextSpan]) -> NDArray[np.bool_]:
-    """Mark the tokens of which at least one character is in a span.
+def _mark_tokens_in_spans(
+    token_starts: NDArray[np.int32], text_length: int, spans: Sequence[TextSpan]
+) -> NDArray[np.bool_]:
+    """Mark the tokens that have at least one character in a span.
 
     Args:
-        starts: For each token, the index of its first character in the text.
-        length: The number of characters of the text.
+        token_starts: For each token, the index of its first character in the text. Shape: (tokens,).
+        text_length: The number of characters of the text.
+        spans: The parts of the text. Empty ones mark no token.
+
+    Returns:
+        True or False for each token.
     """
     # A token ends where the next begins. Several tokens of one character begin at that character and hold it all:
     # for starts 0, 2, 2, 5 in a text of 8 characters the ends are 2, 3, 5, 8.
-    ends = np.maximum(np.append(starts[1:], length), starts + 1)
+    next_starts = np.append(token_starts[1:], text_length)
+    token_ends = np.maximum(next_starts, token_starts + 1)
 
-    within = np.zeros(len(starts), np.bool_)
+    is_in_span = np.zeros(len(token_starts), np.bool_)
     for span in spans:
         if span.start < span.end:
-            within |= (starts < span.end) & (ends > span.start)
+            is_in_span |= (token_starts < span.end) & (token_ends > span.start)
 
-    return within
+    return is_in_span
 
 
-PREFERENCES = pa.schema(
+PREFERENCE_SCHEMA = pa.schema(
     [
-        column("prompt", pa.string(), "the text before the call"),
-        column("chosen", pa.string(), "the kept call with its result, or no call, and the rest of the text"),
-        column("rejected", pa.string(), "the rejected call with its own result, and the rest of the text"),
-        column("kind", pa.string(), "rejected_call: a kept call against it; no_call: no call against it"),
-        column("margin", pa.float64(), "by how much lower the loss after `chosen` is, nats"),
-        column("chosen_call", CALL, f"the call in `chosen`, null for no_call: {CALL_COMMENT}"),
-        column("rejected_call", CALL, "the call in `rejected`, likewise"),
-        *ORIGIN,
+        build_column("prompt", pa.string(), "the text before the call"),
+        build_column("chosen", pa.string(), "the kept call with its result, or no call, and the rest of the text"),
+        build_column("rejected", pa.string(), "the rejected call with its own result, and the rest of the text"),
+        build_column("kind", pa.string(), "rejected_call: a kept call against it; no_call: no call against it"),
+        build_column("margin", pa.float64(), "by how much lower the loss after `chosen` is, nats"),
+        build_column("chosen_call", CALL_TYPE, f"the call in `chosen`, null for no_call: {CALL_COMMENT}"),
+        build_column("rejected_call", CALL_TYPE, "the call in `rejected`, likewise"),
+        *ORIGIN_COLUMNS,
     ]
 )
 """The columns of pairs."""
-ABOUT_PREFERENCES = (
+PREFERENCE_CARD_TEXT = (
     "`kind` says what `rejected` is compared with.\n\n"
     "- `rejected_call`: the kept call against the scored call of the same tool at the same position that helps\n"
     "  least, with its own result.\n"
@@ -264,29 +313,35 @@ ABOUT_PREFERENCES = (
 """What the card says of pairs."""
 
 
-def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS) -> ExportForm:
+def build_preference_form(tau_f_by_lane: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS) -> ExportForm:
     """Define the export form of pairs of a better and a worse text, for DPO and similar training.
 
     Args:
-        tau_f: For each lane (a tool with its settings) the threshold by which the filter kept its calls.
-        markers: The strings with which calls begin and end, such as `[` and `]`.
+        tau_f_by_lane: For each lane (a tool with its settings), the threshold by which the filter kept its calls.
+        markers: The texts around a call and before its result, such as " [", " -> " and "]".
     """
-    thresholds = dict(tau_f)
+    thresholds = dict(tau_f_by_lane)
 
     return ExportForm(
         name="preference",
-        schema=PREFERENCES,
-        rows=partial(_iter_preference_rows, thresholds, markers),
-        card=ABOUT_PREFERENCES,
+        schema=PREFERENCE_SCHEMA,
+        iter_rows=partial(_iter_preference_rows, thresholds, markers),
+        card_text=PREFERENCE_CARD_TEXT,
         settings={"tau_f": thresholds},
-        join=build_calls_join("rejected_call"),
-        preferences=True,
+        join_sql=build_calls_join_sql("rejected_call"),
+        needs_least_helpful_calls=True,
     )
 
 
 def _iter_preference_rows(
-    tau_f: Mapping[str, float], markers: CallMarkers, text: CorpusText
+    tau_f_by_lane: Mapping[str, float], markers: CallMarkers, corpus_text: CorpusText
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield a row per pair of a text."""
-    for pair in iter_preference_pairs(text, tau_f, markers):
-        yield {**pair, **shared_columns(text)}
+    """Yield a row for each pair of a better and a worse version of a text.
+
+    Args:
+        tau_f_by_lane: For each lane (a tool with its settings), the threshold by which the filter kept its calls.
+        markers: The texts around a call and before its result.
+        corpus_text: The text with its calls.
+    """
+    for pair in iter_preference_pairs(corpus_text, tau_f_by_lane, markers):
+        yield {**pair, **build_shared_columns(corpus_text)}

@@ -8,22 +8,22 @@ import duckdb
 import pyarrow as pa
 
 from toolformer_dag.exports.dataset_folder import (
-    CARD,
-    DATA,
-    GROUP_ROWS,
-    Exported,
+    CARD_FILE_NAME,
+    DATA_FOLDER_NAME,
+    ROWS_PER_GROUP,
+    ExportRecord,
     ParquetFiles,
+    build_yaml_header,
     format_columns_table,
-    header,
-    refuse_foreign,
-    replacing,
-    write_record,
+    open_replacement_folder,
+    refuse_foreign_content,
+    write_export_record,
 )
 from toolformer_dag.lake.queries import quote_sql
 from toolformer_dag.lake.warehouse import open_warehouse
-from toolformer_dag.method.decision_sql import RULE
+from toolformer_dag.method.decision_sql import KEEP_RULE_SQL
 
-ABOUT = """\
+CARD_INTRODUCTION = """\
 The tables of a Toolformer run (Schick et al. 2023), with the comments of every column. Each table is a config:
 
 ```python
@@ -36,18 +36,20 @@ decisions = load_dataset("FOLDER_OR_REPOSITORY", "decisions")
 `char_offset` and `offset` count Unicode characters.
 """
 """The beginning of the card."""
-TITLE = "Toolformer: every proposed call, scored"
+DATASET_TITLE = "Toolformer: every proposed call, scored"
 """The name of the data set."""
 
 
-def export_warehouse(database: Path, folder: Path, license: str, views: str) -> Exported:
+def export_warehouse(database: Path, folder: Path, license: str, views_sql: str) -> ExportRecord:
     """Export the tables of the warehouse as a data set with a config per table, a card and a record.
 
     The comments of tables and columns are in the metadata of the Arrow schemas.
 
     Args:
+        database: The file of the warehouse.
         folder: The folder to be replaced.
-        views: The SQL of the views, as `build_views_sql` returns it. It becomes a part of `load.sql`, which creates
+        license: The license of the data set, as the Hugging Face hub names it.
+        views_sql: The SQL of the views, as `build_views_sql` returns it. It becomes a part of `load.sql`, which creates
             the warehouse again.
 
     Raises:
@@ -55,15 +57,19 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
         ExportError: The folder holds something else than an export, or another export is writing to it.
         WriteError: A file cannot be written.
     """
-    refuse_foreign(folder)
-    with open_warehouse(database) as connection, replacing(folder) as fresh:
-        tables = [_write_table(table, fresh) for table in iter_tables_to_export(connection)]
-        (fresh / "load.sql").write_text(_build_load_sql(connection, tables, views), "utf-8")
-        (fresh / CARD).write_text(_format_card(fresh, tables, license), "utf-8")
+    refuse_foreign_content(folder)
+    with open_warehouse(database) as connection, open_replacement_folder(folder) as new_folder:
+        written_tables = [_write_table(table, new_folder) for table in iter_tables_to_export(connection)]
 
-        row_counts = {table.name: table.rows for table in tables}
-        made_from = {"settings": {"license": license}, "inputs": _query_versions(connection)}
-        return write_record(fresh, row_counts, made_from)
+        load_sql = _build_load_sql(connection, written_tables, views_sql)
+        (new_folder / "load.sql").write_text(load_sql, "utf-8")
+
+        card = _format_card(new_folder, written_tables, license)
+        (new_folder / CARD_FILE_NAME).write_text(card, "utf-8")
+
+        row_counts = {table.name: table.row_count for table in written_tables}
+        made_from = {"settings": {"license": license}, "inputs": _query_source_versions(connection)}
+        return write_export_record(new_folder, row_counts, made_from)
 
 
 class _WrittenTable(NamedTuple):
@@ -71,7 +77,7 @@ class _WrittenTable(NamedTuple):
 
     name: str
     schema: pa.Schema
-    rows: int
+    row_count: int
 
     @property
     def comment(self) -> str:
@@ -79,94 +85,111 @@ class _WrittenTable(NamedTuple):
         return str(self.schema.metadata[b"comment"].decode())
 
 
-def _build_load_sql(connection: duckdb.DuckDBPyConnection, tables: Sequence[_WrittenTable], views: str) -> str:
-    """Return the SQL that makes the warehouse of the Parquet files: tables, macros, views, comments."""
+def _build_load_sql(connection: duckdb.DuckDBPyConnection, tables: Sequence[_WrittenTable], views_sql: str) -> str:
+    """Build the SQL that makes the warehouse again from the Parquet files: tables, macros, views, comments.
+
+    Args:
+        connection: An opened warehouse, from which the comments of views are read.
+        tables: The tables that were written as Parquet files.
+        views_sql: The SQL of the views.
+    """
     statements = [
-        _build_load_statements(tables),
-        views,
-        *_build_view_comments(connection),
-        *_build_view_column_comments(connection),
+        _build_load_tables_sql(tables),
+        views_sql,
+        *_build_view_comment_statements(connection),
+        *_build_view_column_comment_statements(connection),
     ]
     return "\n".join(statements) + "\n"
 
 
-def _query_versions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
-    """Return source -> version of what the warehouse was built from."""
-    return dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
+def _query_source_versions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    """Query the version of each source from which the warehouse was built, by the source's name."""
+    rows = connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall()
+    return dict(rows)
 
 
 class ExportedTable(NamedTuple):
     """A table of the warehouse, to be written in another form.
 
-    - `name`: its name
-    - `schema`: its columns; comments are in the metadata (`comment`) of the fields, its own in that of the schema
-    - `rows`: reads its rows in the order in which they are stored, in batches of GROUP_ROWS; can be read once
+    Attributes:
+        name: The name of the table.
+        schema: Its columns. The `comment` of a column is in the field's metadata, that of the table in the schema's.
+        row_batches: Reads the rows in the order in which they are stored, in batches of ROWS_PER_GROUP. It can be read
+            only once.
     """
 
     name: str
     schema: pa.Schema
-    rows: Iterator[pa.RecordBatch]
+    row_batches: Iterator[pa.RecordBatch]
 
 
 def iter_tables_to_export(connection: duckdb.DuckDBPyConnection) -> Iterator[ExportedTable]:
-    """Yield the tables of an opened warehouse, by name. Read the rows of one before the next."""
+    """Yield the tables of an opened warehouse, sorted by name.
+
+    The rows of a table have to be read before the next table is taken.
+    """
     query = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary ORDER BY table_name"
     for name, comment in connection.execute(query).fetchall():
         schema = _query_schema(connection, name, comment)
-        rows = connection.sql(f'FROM "{name}"').to_arrow_reader(GROUP_ROWS)
-        yield ExportedTable(name, schema, rows)
+        row_batches = connection.sql(f'FROM "{name}"').to_arrow_reader(ROWS_PER_GROUP)
+        yield ExportedTable(name, schema, row_batches)
 
 
-def _query_schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> pa.Schema:
-    """Return a table's schema, with its comments as metadata."""
-    without_comments = connection.sql(f'FROM "{name}" LIMIT 0').to_arrow_table().schema
+def _query_schema(connection: duckdb.DuckDBPyConnection, table_name: str, table_comment: str) -> pa.Schema:
+    """Query the schema of a table, with the comments of the table and its columns as metadata."""
+    schema_without_comments = connection.sql(f'FROM "{table_name}" LIMIT 0').to_arrow_table().schema
+
     query = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND NOT internal"
-    comments = dict(connection.execute(query, [name]).fetchall())
-    fields = [field.with_metadata({"comment": comments[field.name] or ""}) for field in without_comments]
-    return pa.schema(fields, {"comment": comment or ""})
+    comment_by_column = dict(connection.execute(query, [table_name]).fetchall())
+
+    fields = []
+    for field in schema_without_comments:
+        comment = comment_by_column[field.name] or ""
+        fields.append(field.with_metadata({"comment": comment}))
+    return pa.schema(fields, {"comment": table_comment or ""})
 
 
 def _write_table(table: ExportedTable, folder: Path) -> _WrittenTable:
-    """Write a table as Parquet files in `folder`/data."""
-    files = ParquetFiles(folder / DATA, table.name, table.schema)
-    for batch in table.rows:
-        files.write(pa.Table.from_batches([batch]))
+    """Write a table as Parquet files in the subfolder `data` of a folder."""
+    files = ParquetFiles(folder / DATA_FOLDER_NAME, table.name, table.schema)
+    for batch in table.row_batches:
+        files.write_rows(pa.Table.from_batches([batch]))
     files.close()
-    return _WrittenTable(table.name, table.schema, files.rows)
+    return _WrittenTable(table.name, table.schema, files.written_row_count)
 
 
-def _build_load_statements(tables: Sequence[_WrittenTable]) -> str:
-    """Return the SQL that makes the tables of the Parquet files, with their comments, and the macros."""
+def _build_load_tables_sql(tables: Sequence[_WrittenTable]) -> str:
+    """Build the SQL that makes the tables again from their Parquet files, with comments, and then the macro."""
     lines = ["-- The warehouse, from these files: `duckdb warehouse.duckdb < load.sql`, in this folder.", ""]
     for table in tables:
         lines += _build_table_statements(table)
-    return "\n".join(lines) + f"\n\nCREATE {RULE}\n"
+    return "\n".join(lines) + f"\n\nCREATE {KEEP_RULE_SQL}\n"
 
 
 def _build_table_statements(table: _WrittenTable) -> list[str]:
-    """Return the SQL statements that make a table of its Parquet files, and give it and its columns their comments."""
-    files = f"{DATA}/{table.name}-*.parquet"
+    """Build the SQL statements that make a table from its Parquet files, and set the comments of it and its columns."""
+    files = f"{DATA_FOLDER_NAME}/{table.name}-*.parquet"
     create = f"CREATE TABLE \"{table.name}\" AS FROM read_parquet('{files}');"
     comment = f'COMMENT ON TABLE "{table.name}" IS {quote_sql(table.comment)};'
-    column_comments = [_build_column_comment(table.name, field) for field in table.schema]
+    column_comments = [_build_column_comment_statement(table.name, field) for field in table.schema]
     return [create, comment, *column_comments]
 
 
-def _build_column_comment(table_name: str, field: pa.Field) -> str:
-    """Return the SQL statement that gives a column its comment."""
+def _build_column_comment_statement(table_name: str, field: pa.Field) -> str:
+    """Build the SQL statement that sets the comment of a column."""
     comment = field.metadata[b"comment"].decode()
     return f'COMMENT ON COLUMN "{table_name}"."{field.name}" IS {quote_sql(comment)};'
 
 
-def _build_view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return the SQL statements that give views their comments."""
+def _build_view_comment_statements(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Build the SQL statements that set the comments of the views."""
     query = "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
     comments = connection.execute(query).fetchall()
     return [f'COMMENT ON VIEW "{view}" IS {quote_sql(comment)};' for view, comment in comments]
 
 
-def _build_view_column_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return the SQL statements that give the columns of views their comments."""
+def _build_view_column_comment_statements(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Build the SQL statements that set the comments of the views' columns."""
     query = (
         "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL "
         "AND table_name IN (SELECT view_name FROM duckdb_views()) ORDER BY ALL"
@@ -176,10 +199,20 @@ def _build_view_column_comments(connection: duckdb.DuckDBPyConnection) -> list[s
 
 
 def _format_card(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
-    """Return the card of a data set whose files in `folder` are written."""
-    parts = [_format_yaml_header(folder, tables, license), f"# {TITLE}\n", ABOUT]
+    """Format the card of the data set: a YAML header, an introduction, each table with its columns, and the license.
+
+    Args:
+        folder: The folder of the data set, whose data files are written already.
+        tables: The tables that were written.
+        license: The license of the data set, as the Hugging Face hub names it.
+    """
+    parts = [_format_yaml_header(folder, tables, license), f"# {DATASET_TITLE}\n", CARD_INTRODUCTION]
     for table in tables:
-        parts += [f"## {table.name}\n", f"{table.comment} Rows: {table.rows:,}.\n", format_columns_table(table.schema)]
+        parts += [
+            f"## {table.name}\n",
+            f"{table.comment} Rows: {table.row_count:,}.\n",
+            format_columns_table(table.schema),
+        ]
     parts += [
         "## Licence\n",
         f"`license: {license}` was set by whoever exported this data set. `documents` and `texts` hold web pages; who\n"
@@ -189,17 +222,22 @@ def _format_card(folder: Path, tables: Sequence[_WrittenTable], license: str) ->
 
 
 def _format_yaml_header(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
-    """Return the YAML header of the card, in which each table with rows is a config."""
+    """Format the YAML header of the card, which tells the hub the license, the size and the files of the data set.
+
+    Each table with rows is a configuration of its own.
+    """
     configs = []
     for table in tables:
-        if table.rows:
-            configs.append({"config_name": table.name, "data_files": f"{DATA}/{table.name}-*.parquet"})
-    return header(
+        if table.row_count:
+            data_files = f"{DATA_FOLDER_NAME}/{table.name}-*.parquet"
+            configs.append({"config_name": table.name, "data_files": data_files})
+
+    return build_yaml_header(
         folder,
-        title=TITLE,
+        title=DATASET_TITLE,
         license=license,
         languages=[],
-        rows=sum(table.rows for table in tables),
+        row_count=sum(table.row_count for table in tables),
         configs=configs,
-        task=None,
+        task_category=None,
     )

@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from toolformer_dag.lake.inventory import LakeFile, inventory
-from toolformer_dag.lake.local_outputs import read_contents_in_use
+from toolformer_dag.lake.inventory import LakeFile, iter_lake_files
+from toolformer_dag.lake.local_outputs import find_object_names_in_use
 from toolformer_dag.lake.manifest import Pointer
-from toolformer_dag.lake.record import STORES
-from toolformer_dag.lake.row_store import IDENTITY
-from toolformer_dag.lake.session import session
+from toolformer_dag.lake.record import STORES_FIELD
+from toolformer_dag.lake.row_store import IDENTITY_FILE_NAME
+from toolformer_dag.lake.session import enter_session
 from toolformer_dag.lake.table import Lake, Table
 
 
@@ -19,20 +19,21 @@ from toolformer_dag.lake.table import Lake, Table
 class RemovedFile:
     """A file that was removed, or would be.
 
-    - `path`: where it lies, for people: in an object store the address of the object
-    - `bytes`: its size
-    - `reason`: why nothing needs it
+    Attributes:
+        path: The path of the file, or the URL of the object.
+        size_bytes: Its size in bytes.
+        reason: Why nothing needs it, in words.
     """
 
     path: str
-    bytes: int
+    size_bytes: int
     reason: str
 
 
-def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
+def clean_lake(lake: Lake, grace_period: timedelta, dry_run: bool) -> list[RemovedFile]:
     """Remove files of the lake that nothing needs and that are older than the grace period.
 
-    Whether a file is the lake's is told by the form of its name. All other files in the folder stay.
+    The form of its name shows whether a file belongs to the lake. All other files in the folder stay.
 
     Removed:
     - files of parts (mostly one per shard) that were withdrawn from the manifest of their table, or were
@@ -46,7 +47,7 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
 
     Args:
         lake: The lake.
-        grace: The grace period until now. It has to be longer than the longest query over the lake and the
+        grace_period: The grace period until now. It has to be longer than the longest query over the lake and the
             longest step, because readers and writers hold on to files for that long.
         dry_run: Only list the files.
 
@@ -55,182 +56,234 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
 
     Raises:
         ReadError: A file cannot be read.
-        WriteError: A file cannot be written.
+        WriteError: A copy of a manifest of an object store cannot be written.
+        ObjectStoreError: The object store cannot be used.
+        OSError: A file in a folder cannot be removed.
     """
-    kept_since = (datetime.now(UTC) - grace).timestamp()
-    unneeded = _list_unneeded_files(lake, kept_since)
-    removed = unneeded if dry_run else _remove(lake, unneeded, kept_since)
-    return [
-        RemovedFile(path=lake.storage.shown(file.item.path), bytes=file.item.bytes, reason=file.reason)
-        for file in removed
-    ]
+    grace_start_timestamp = (datetime.now(UTC) - grace_period).timestamp()
+    unneeded_files = _list_unneeded_files(lake, grace_start_timestamp)
+    if not dry_run:
+        unneeded_files = _remove_unneeded_files(lake, unneeded_files, grace_start_timestamp)
+    return [_describe_removed_file(lake, unneeded_file) for unneeded_file in unneeded_files]
 
 
-class _Unneeded(NamedTuple):
-    """A file that nothing needs, and why."""
+class _UnneededFile(NamedTuple):
+    """A file that nothing needs.
 
-    item: LakeFile
+    Attributes:
+        lake_file: The file.
+        reason: Why nothing needs it, in words.
+    """
+
+    lake_file: LakeFile
     reason: str
 
 
-def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> list[_Unneeded]:
+def _describe_removed_file(lake: Lake, unneeded_file: _UnneededFile) -> RemovedFile:
+    """Return a removed file as it is shown to users."""
+    lake_file = unneeded_file.lake_file
+    return RemovedFile(
+        path=lake.storage.format_location(lake_file.path),
+        size_bytes=lake_file.size_bytes,
+        reason=unneeded_file.reason,
+    )
+
+
+def _remove_unneeded_files(
+    lake: Lake, unneeded_files: Sequence[_UnneededFile], grace_start_timestamp: float
+) -> list[_UnneededFile]:
     """Remove files that nothing needs.
 
-    The files of a row store stay if a run has opened the store since the lake was listed.
+    The files of a row store (rows that are computed once) stay if a run has opened the store since the lake was
+    listed.
 
     Args:
         lake: The lake.
-        unneeded: The files.
-        kept_since: The beginning of the grace period, in seconds since 1970.
+        unneeded_files: The files.
+        grace_start_timestamp: The beginning of the grace period, in seconds since 1970.
 
     Returns:
         The files that were removed.
     """
-    row_stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
-    removed = [file for file in unneeded if file.item.owner not in row_stores]
-    _remove_files(lake, removed)
+    store_names = {file.lake_file.owner_name for file in unneeded_files if file.lake_file.kind == "rows"}
 
-    # Of each row store, remove all of these files or none.
-    for store in sorted(row_stores):
-        if _is_in_use_again(lake, store, kept_since):
+    # First the files outside of the row stores that nothing uses.
+    removed_files = [file for file in unneeded_files if file.lake_file.owner_name not in store_names]
+    _remove_files(lake, removed_files)
+
+    # Then all of these files of a row store, or none of them.
+    for store_name in sorted(store_names):
+        if _is_row_store_reopened(lake, store_name, grace_start_timestamp):
             continue
-        store_files = [file for file in unneeded if file.item.owner == store]
+        store_files = [file for file in unneeded_files if file.lake_file.owner_name == store_name]
         _remove_files(lake, store_files)
+        removed_files += store_files
 
-        removed += store_files
-    return removed
+    return removed_files
 
 
-def _remove_files(lake: Lake, files: Sequence[_Unneeded]) -> None:
+def _remove_files(lake: Lake, unneeded_files: Sequence[_UnneededFile]) -> None:
     """Remove files from the lake."""
-    lake.storage.remove(*(file.item.path for file in files))
+    paths = [file.lake_file.path for file in unneeded_files]
+    lake.storage.remove(*paths)
 
 
-def _is_in_use_again(lake: Lake, store: str, kept_since: float) -> bool:
-    """Return whether a run has opened a row store since the lake was listed: opening it touches its identity.json."""
+def _is_row_store_reopened(lake: Lake, store_name: str, grace_start_timestamp: float) -> bool:
+    """Return whether a run has opened a row store in the grace period.
+
+    Opening a store writes its identity.json or renews the time of this file.
+    """
+    identity_path = lake.root / store_name / IDENTITY_FILE_NAME
     try:
-        return lake.storage.changed(lake.root / store / IDENTITY) >= kept_since
+        opened_timestamp = lake.storage.read_modified_timestamp(identity_path)
     except FileNotFoundError:
         return False
+    return opened_timestamp >= grace_start_timestamp
 
 
 @dataclass
-class _Use:
-    """What of a lake is in use; filled table by table and output by output, then asked for the reason of each file.
+class _FilesInUse:
+    """The files and row stores (rows that are computed once) of a lake that are in use.
 
-    - `files`: these files
-    - `folders`: all files of these folders
-    - `stores`: these row stores
-    - `any_store`: whether any row store may be in use, since a manifest is not whole
+    It is filled table by table and output by output. Then `find_removal_reason` says for each file why it can go.
+
+    Attributes:
+        paths_in_use: Files that are in use.
+        folders_in_use: Folders of which all files count as in use.
+        store_names_in_use: Row stores that are in use.
+        may_use_any_store: Whether any row store may be in use, because a manifest (list of parts) is damaged.
     """
 
-    files: set[Path] = field(default_factory=set)
-    folders: set[Path] = field(default_factory=set)
-    stores: set[str] = field(default_factory=set)
-    any_store: bool = False
+    paths_in_use: set[Path] = field(default_factory=set)
+    folders_in_use: set[Path] = field(default_factory=set)
+    store_names_in_use: set[str] = field(default_factory=set)
+    may_use_any_store: bool = False
 
-    def add_table(self, lake: Lake, name: str, items: Sequence[LakeFile], kept_since: float) -> None:
+    def add_table(
+        self, lake: Lake, table_name: str, lake_files: Sequence[LakeFile], grace_start_timestamp: float
+    ) -> None:
         """Note the files and row stores that a table uses, by its manifest (the list of its parts).
 
         If the manifest is damaged or gone, all files of the table and all row stores count as used.
 
         Args:
             lake: The lake.
-            name: The name of the table.
-            items: All files of the lake.
-            kept_since: The beginning of the grace period, in seconds since 1970.
+            table_name: The name of the table.
+            lake_files: All files of the lake.
+            grace_start_timestamp: The beginning of the grace period, in seconds since 1970.
         """
-        table = lake.table(name)
-        if table.damage():
+        table = lake.get_table(table_name)
+        if table.find_manifest_damage():
             # The lost lines of the manifest may have named any file and any row store.
-            self.any_store = True
-            files_of_table = (item.path for item in items if item.kind == "part" and item.owner == name)
-            self.folders.update(path.parent for path in files_of_table)
+            self.may_use_any_store = True
+            for lake_file in lake_files:
+                if lake_file.kind == "part" and lake_file.owner_name == table_name:
+                    self.folders_in_use.add(lake_file.path.parent)
             return
 
-        for part, pointer in table.pointers().items():
-            self._add_part(table, part, pointer, kept_since)
+        for part_name, pointer in table.read_pointers_by_part().items():
+            self._add_part(table, part_name, pointer, grace_start_timestamp)
 
-    def _add_part(self, table: Table, part: str, pointer: Pointer, kept_since: float) -> None:
-        """Note the files and row stores of a part; its whole folder, also replaced files, in the grace period."""
-        self.stores.update(pointer.record.get(STORES, ()))
-        self.files.update(table.file_path(part, file) for file in pointer.files)
-        if pointer.published >= kept_since:
-            self.folders.add(table.get_part_folder(part))
+    def _add_part(self, table: Table, part_name: str, pointer: Pointer, grace_start_timestamp: float) -> None:
+        """Note the files and row stores of a part.
 
-    def add_local_output(self, lake: Lake, folder: Path, kept_since: float) -> None:
-        """Note what the manifest of a local output names, such as a checkpoint; all its files where that is unknown."""
-        contents = read_contents_in_use(lake.storage, folder, kept_since)
-        if contents is None:
-            self.folders.add(folder)
+        If the part was published in the grace period, its whole folder counts as used, because readers may still
+        need the files that it replaced.
+        """
+        self.store_names_in_use.update(pointer.record.get(STORES_FIELD, ()))
+        self.paths_in_use.update(table.get_file_path(part_name, file) for file in pointer.files)
+
+        is_recent = pointer.published_timestamp >= grace_start_timestamp
+        if is_recent:
+            self.folders_in_use.add(table.get_part_folder(part_name))
+
+    def add_local_output(self, lake: Lake, output_folder: Path, grace_start_timestamp: float) -> None:
+        """Note the objects that a local output uses, such as a checkpoint. If that is unknown, all of them count."""
+        object_names = find_object_names_in_use(lake.storage, output_folder, grace_start_timestamp)
+        if object_names is None:
+            self.folders_in_use.add(output_folder)
         else:
-            self.files.update(folder / name for name in contents)
+            self.paths_in_use.update(output_folder / object_name for object_name in object_names)
 
-    def reason(self, item: LakeFile) -> str | None:
-        """Explain why a file can be removed that is older than the grace period.
+    def find_removal_reason(self, lake_file: LakeFile) -> str | None:
+        """Explain why a file that is older than the grace period can be removed.
 
         Returns:
-            The reason, or None if the file is in use and has to stay.
+            The reason in words, or None if the file is in use and has to stay.
         """
-        if item.kind in ("unfinished", "damaged"):
-            return item.kind
-        if item.kind in ("part", "content") and not self._is_file_in_use(item):
+        if lake_file.kind in ("unfinished", "damaged"):
+            return lake_file.kind
+        if lake_file.kind in ("part", "content") and not self._is_file_in_use(lake_file):
             return "replaced"
-        if item.kind == "rows" and not self._is_store_in_use(item.owner):
+        if lake_file.kind == "rows" and not self._is_store_in_use(lake_file.owner_name):
             return "rows of an identity that nothing uses"
         return None
 
-    def _is_file_in_use(self, item: LakeFile) -> bool:
+    def _is_file_in_use(self, lake_file: LakeFile) -> bool:
         """Return whether a file of a table, or of an output such as a checkpoint, is in use."""
-        return item.path in self.files or item.path.parent in self.folders
+        return lake_file.path in self.paths_in_use or lake_file.path.parent in self.folders_in_use
 
-    def _is_store_in_use(self, store: str) -> bool:
+    def _is_store_in_use(self, store_name: str) -> bool:
         """Return whether a row store may be in use."""
-        return self.any_store or store in self.stores
+        return self.may_use_any_store or store_name in self.store_names_in_use
 
 
-def _list_unneeded_files(lake: Lake, kept_since: float) -> list[_Unneeded]:
+def _list_unneeded_files(lake: Lake, grace_start_timestamp: float) -> list[_UnneededFile]:
     """List the files that nothing needs and that are older than the grace period, sorted by path.
 
     Args:
         lake: The lake.
-        kept_since: The beginning of the grace period, in seconds since 1970.
+        grace_start_timestamp: The beginning of the grace period, in seconds since 1970.
     """
-    items = sorted(inventory(lake.storage), key=lambda item: item.path)
-    use = _collect_use(lake, items, kept_since)
+    lake_files = sorted(iter_lake_files(lake.storage), key=lambda lake_file: lake_file.path)
+    files_in_use = _collect_files_in_use(lake, lake_files, grace_start_timestamp)
 
-    unneeded = []
-    for item in items:
-        reason = use.reason(item) if item.changed < kept_since else None
+    unneeded_files = []
+    for lake_file in lake_files:
+        is_recent = lake_file.modified_timestamp >= grace_start_timestamp
+        if is_recent:
+            continue
+        reason = files_in_use.find_removal_reason(lake_file)
         if reason is not None:
-            unneeded.append(_Unneeded(item, reason))
-    return unneeded
+            unneeded_files.append(_UnneededFile(lake_file, reason))
+    return unneeded_files
 
 
-def _collect_use(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
+def _collect_files_in_use(lake: Lake, lake_files: Sequence[LakeFile], grace_start_timestamp: float) -> _FilesInUse:
     """Collect what is in use: the files and row stores that manifests name.
 
     These are the manifests of tables and of local outputs, such as checkpoints.
 
     Args:
         lake: The lake.
-        items: All files of the lake.
-        kept_since: The beginning of the grace period, in seconds since 1970. Files that were replaced since
+        lake_files: All files of the lake.
+        grace_start_timestamp: The beginning of the grace period, in seconds since 1970. Files that were replaced since
             then, and row stores that were opened since then, count as used too.
     """
-    tables = {item.owner for item in items if item.kind in ("manifest", "part")}
-    output_folders = {item.path.parent for item in items if item.kind == "content"}
-    use = _Use(stores=_collect_stores_opened_since(kept_since, items))
+    # Files of tables are manifests, and the Parquet files of parts.
+    table_names = {file.owner_name for file in lake_files if file.kind in ("manifest", "part")}
+    # The content files of local outputs, such as checkpoints, are named by their hash.
+    output_folders = {file.path.parent for file in lake_files if file.kind == "content"}
+    recent_stores = _collect_recently_opened_stores(grace_start_timestamp, lake_files)
+    files_in_use = _FilesInUse(store_names_in_use=recent_stores)
 
-    with session():
-        for table in sorted(tables):
-            use.add_table(lake, table, items, kept_since)
+    with enter_session():  # inside the block, the manifest of each table is read only once
+        for table_name in sorted(table_names):
+            files_in_use.add_table(lake, table_name, lake_files, grace_start_timestamp)
 
-    for folder in output_folders:
-        use.add_local_output(lake, folder, kept_since)
-    return use
+    for output_folder in output_folders:
+        files_in_use.add_local_output(lake, output_folder, grace_start_timestamp)
+    return files_in_use
 
 
-def _collect_stores_opened_since(kept_since: float, items: Sequence[LakeFile]) -> set[str]:
-    """Return the row stores that a run has opened or appended to since then: either changes one of their files."""
-    return {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}
+def _collect_recently_opened_stores(grace_start_timestamp: float, lake_files: Sequence[LakeFile]) -> set[str]:
+    """Return the names of the row stores that a run has opened, or appended rows to, in the grace period.
+
+    Either changes one of the files of the store.
+    """
+    store_names = set()
+    for lake_file in lake_files:
+        is_recent = lake_file.modified_timestamp >= grace_start_timestamp
+        if lake_file.kind == "rows" and is_recent:
+            store_names.add(lake_file.owner_name)
+    return store_names

@@ -25,20 +25,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from toolformer_dag.files import StorageError, WriteError, build_temporary_path, file_name, write_whole
+from toolformer_dag.files import StorageError, WriteError, build_temporary_path, encode_file_name, write_file_atomically
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
 from toolformer_dag.lake.session import LakeSession, get_current_session
 from toolformer_dag.lake.storage import (
-    ASIDE,
-    CLAIMS,
-    NO_FILE,
+    CLAIMS_FOLDER,
+    DAMAGED_SUFFIX,
+    NO_FILE_VERSION,
     FileToFetch,
-    Later,
-    Overtaken,
+    RunInBackground,
     Storage,
     StoredFile,
     Version,
+    WriteConflict,
     describe_this_process,
 )
 
@@ -46,36 +46,36 @@ if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-READ_BYTES = 2**22
+READ_BLOCK_BYTES = 2**22
 """The size of the blocks in which a large object is read."""
-RETRY_LIMIT = timedelta(seconds=200)
+MAX_RETRY_DURATION = timedelta(seconds=200)
 """How long a request is tried again at most."""
-FEW_RETRIES: "RetryConfig" = {"max_retries": 4, "retry_timeout": RETRY_LIMIT}
+FEW_RETRIES: "RetryConfig" = {"max_retries": 4, "retry_timeout": MAX_RETRY_DURATION}
 MANY_RETRIES: "RetryConfig" = {
     "max_retries": 200,
-    "retry_timeout": RETRY_LIMIT,
+    "retry_timeout": MAX_RETRY_DURATION,
     "backoff": {"init_backoff": timedelta(seconds=0.5), "max_backoff": timedelta(seconds=5), "base": 2},
 }
 """Few retries for the first look at a store, so that a wrong address is reported at once; patient ones afterwards."""
-VARIABLES = ("AWS_", "GOOGLE_")
+ENVIRONMENT_PREFIXES = ("AWS_", "GOOGLE_")
 """How the variables of the environment begin that a store reads."""
-ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 """The variables for the address of a store, in order of preference."""
-ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-_:\[\]]+(?:/[^\s?#]*)?")
+ADDRESS_PATTERN = re.compile(r"https?://[A-Za-z0-9.\-_:\[\]]+(?:/[^\s?#]*)?")
 """The form of an address."""
-REQUESTS_AT_ONCE = 16
-"""Files that `bring` downloads at once."""
+MAX_CONCURRENT_DOWNLOADS = 16
+"""How many files `download_missing_files` downloads at once."""
 TRUE_VALUES = ("1", "true", "on", "yes", "y")
 """The values of AWS_ALLOW_HTTP that allow it."""
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 """The hosts of this machine, to which plain HTTP is always allowed."""
 TRIAL_FOLDER = ".none"
 """A folder that no lake has: it is listed, and written to, to try a store."""
-CONDITIONS_WORK = ".conditional"
+CONDITIONS_CHECKED_FILE_NAME = ".conditional"
 """The file on this machine that says that the store's conditional puts were tried."""
-CODES = (r"<Code>(\w+)</Code>", r"status code: (\d+ [A-Z][A-Za-z ]+)")
+ERROR_CODE_PATTERNS = (r"<Code>(\w+)</Code>", r"status code: (\d+ [A-Z][A-Za-z ]+)")
 """Where an error names itself: as the store does, or by the status of its answer."""
-REMEDIES = (
+REMEDIES_BY_PATTERN = (
     (
         r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal|metadata/identity",
         "there are no credentials, and this machine has no role of its own; set {keys}",
@@ -86,7 +86,10 @@ REMEDIES = (
         "the object store refuses access ({code}); correct the keys ({keys}) or the bucket's rights",
     ),
     (r"<Code>PermanentRedirect|status code: 301", "the bucket {bucket!r} is in another region; set AWS_REGION to it"),
-    ("|".join(CODES), "the object store answers {code}; run again, and if it stays, ask who runs the store"),
+    (
+        "|".join(ERROR_CODE_PATTERNS),
+        "the object store answers {code}; run again, and if it stays, ask who runs the store",
+    ),
     ("builder error", "plain HTTP is for this machine alone; use https in AWS_ENDPOINT_URL or set AWS_ALLOW_HTTP=true"),
     (
         "",
@@ -102,42 +105,59 @@ LEASE_SECONDS = 30.0
 """How long a claim holds that is not renewed."""
 
 
-def _build_claim() -> bytes:
-    """Return the content of a claim; other bytes each time, so that the store gives each another version."""
+def _build_claim_content() -> bytes:
+    """Return the content of a claim, a lock that a run holds in the store: which process holds it.
+
+    A random second line makes the bytes different each time, so that the store gives each write another version.
+    """
     return f"{describe_this_process()}\n{uuid4().hex}".encode()
 
 
 class _Renewal(NamedTuple):
-    """The thread that keeps a claim alive; once `is_over` is set, it releases the claim in the store and ends."""
+    """The thread that keeps a claim (a lock in the store) alive.
+
+    Attributes:
+        thread: The thread.
+        stop_event: Once it is set, the thread releases the claim in the store and ends.
+    """
 
     thread: threading.Thread
-    is_over: threading.Event
+    stop_event: threading.Event
 
 
-def _release_claim(renewal: _Renewal, local_claim: ExitStack) -> None:
-    """Wait until a claim is released in the store, then release it among the processes of this machine."""
+def _release_claim(renewal: _Renewal, local_lock: ExitStack) -> None:
+    """Wait until a claim is released in the store, then release the lock among the processes of this machine."""
     renewal.thread.join()
-    local_claim.close()
+    local_lock.close()
 
 
 class ObjectStoreError(StorageError):
     """The object store cannot be used: not reached, access refused, no such bucket. What was committed stays."""
 
 
-def opened(url: str, root: Path) -> "ObjectStorage":
-    """Return the object store at `url`, with copies in `root`. Raises ObjectStoreError without the extra `objects`."""
-    variables = [(name, value) for name, value in os.environ.items() if name.startswith(VARIABLES)]
-    return _open_store(url, root, tuple(sorted(variables)))
+def open_object_storage(url: str, copies_folder: Path) -> "ObjectStorage":
+    """Return the storage of a lake in an object store. Nothing is requested yet.
+
+    Args:
+        url: The address of the lake, such as "s3://bucket/lake".
+        copies_folder: The folder for copies on this machine.
+
+    Raises:
+        ObjectStoreError: The extra `objects` is not installed, or a variable of the environment has a value that
+            the store's library cannot use.
+    """
+    variables = [(name, value) for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)]
+    return _open_cached_storage(url, copies_folder, tuple(sorted(variables)))
 
 
 @lru_cache(maxsize=16)
-def _open_store(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "ObjectStorage":
+def _open_cached_storage(url: str, copies_folder: Path, environment: tuple[tuple[str, str], ...]) -> "ObjectStorage":
     """Open a store, once per process.
 
     Args:
         url: The address of the lake in the store.
-        root: The folder for copies on this machine.
-        variables: The names and values of the environment variables that the store reads. Other values
+        copies_folder: The folder for copies on this machine.
+        environment: The names and values of the environment variables that the store reads. Other values
             make another connection.
 
     Raises:
@@ -147,15 +167,15 @@ def _open_store(url: str, root: Path, variables: tuple[tuple[str, str], ...]) ->
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
-    options = _build_client_options(url, dict(variables))
+    options = _build_client_options(url, dict(environment))
     try:
-        impatient = from_url(url, client_options=options, retry_config=FEW_RETRIES)
-        patient = from_url(url, client_options=options, retry_config=MANY_RETRIES)
+        impatient_store = from_url(url, client_options=options, retry_config=FEW_RETRIES)
+        patient_store = from_url(url, client_options=options, retry_config=MANY_RETRIES)
     except BaseError as error:  # such as a missing file of credentials, or text in a variable for a number
-        reason = str(error).partition("\n")[0]
-        raise ObjectStoreError(f"cannot use {url}: {reason}; correct the variables of the store") from error
+        first_line, _, _ = str(error).partition("\n")
+        raise ObjectStoreError(f"cannot use {url}: {first_line}; correct the variables of the store") from error
 
-    return ObjectStorage(url, root, impatient, patient)
+    return ObjectStorage(url, copies_folder, impatient_store, patient_store)
 
 
 def _require_obstore(url: str) -> None:
@@ -173,41 +193,48 @@ def _require_obstore(url: str) -> None:
         ) from error
 
 
-def _build_client_options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
-    """Build the options of the HTTP client: its time limits, and whether plain HTTP is allowed.
+def _build_client_options(url: str, environment: Mapping[str, str]) -> "ClientConfig":
+    """Build the options of the HTTP client: its time limits, and whether it may use HTTP without encryption.
 
-    Plain HTTP is allowed for an endpoint on this machine, and if AWS_ALLOW_HTTP is set.
+    It may for a store on this machine, and if the variable AWS_ALLOW_HTTP is set.
 
     Args:
         url: The address of the lake in the store.
-        variables: Environment variables.
+        environment: Environment variables.
 
     Raises:
         ObjectStoreError: The endpoint in the environment is not an address.
     """
     options: ClientConfig = {"connect_timeout": "10s", "timeout": "300s"}
 
-    address = _get_endpoint(url, variables)
-    is_local = address.startswith("http:") and urlsplit(address).hostname in LOCAL_HOSTS
-    # obstore ignores the variable where options are passed
-    allows_http = variables.get("AWS_ALLOW_HTTP", "").lower() in TRUE_VALUES
+    address = _get_endpoint_address(url, environment)
+    is_local_http = address.startswith("http:") and urlsplit(address).hostname in LOCAL_HOSTS
 
-    if is_local or allows_http:
+    # obstore ignores this variable if options are passed, so it is read here.
+    is_http_allowed = environment.get("AWS_ALLOW_HTTP", "").lower() in TRUE_VALUES
+
+    if is_local_http or is_http_allowed:
         options["allow_http"] = True
     return options
 
 
-def _get_endpoint(url: str, variables: Mapping[str, str]) -> str:
+def _get_endpoint_address(url: str, environment: Mapping[str, str]) -> str:
     """Return the address of the store that is set in the environment, or "" if none is.
+
+    Args:
+        url: The address of the lake in the store, such as "s3://bucket/lake".
+        environment: Environment variables. The first variable of ENDPOINT_VARIABLES that is set counts.
 
     Raises:
         ObjectStoreError: The value is not an address. This is only checked for S3.
     """
-    addresses = [variables[name] for name in ENDPOINTS if variables.get(name)]
+    addresses = [environment[name] for name in ENDPOINT_VARIABLES if environment.get(name)]
     if not addresses:
         return ""
+
     address = addresses[0]
-    if url.startswith("s3:") and not ADDRESS.fullmatch(address):
+    is_s3 = url.startswith("s3:")
+    if is_s3 and not ADDRESS_PATTERN.fullmatch(address):
         raise ObjectStoreError(
             f"AWS_ENDPOINT_URL: {address!r} is no address; write one as https://HOST or https://HOST:PORT"
         )
@@ -215,77 +242,90 @@ def _get_endpoint(url: str, variables: Mapping[str, str]) -> str:
 
 
 class _WatchedClaim:
-    """The object of a claim as it was read last, and when it was seen to change.
+    """What a waiting process knows of a claim (a lock in the store) that another process may hold.
 
-    - `version`: of the object; NO_FILE where there is none
+    The holder renews the claim every few seconds. If the object has not changed for LEASE_SECONDS, the holder has
+    died, and the claim is free.
+
+    Attributes:
+        object_version: The version of the claim's object as it was read last. NO_FILE_VERSION if there is none.
     """
 
     def __init__(self) -> None:
-        self.version = NO_FILE
-        self._holder = b""
-        self._last_change = time.monotonic()
+        self.object_version = NO_FILE_VERSION
+        self._claim_content = b""
+        self._last_change_time = time.monotonic()
 
-    def note(self, holder: bytes, version: Version) -> None:
-        """Note what was read. holder: the content of the object, empty where nobody holds the claim."""
-        self._holder = holder
-        if version != self.version:
-            self.version = version
-            self._last_change = time.monotonic()
+    def update_state(self, claim_content: bytes, object_version: Version) -> None:
+        """Note what was read of the claim's object.
+
+        Args:
+            claim_content: The content of the object, which names the holder. Empty if nobody holds the claim.
+            object_version: The version of the object.
+        """
+        self._claim_content = claim_content
+        if object_version != self.object_version:
+            self.object_version = object_version
+            self._last_change_time = time.monotonic()
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody holds the claim, or its holder did not renew it for LEASE_SECONDS."""
-        is_expired = time.monotonic() - self._last_change > LEASE_SECONDS
-        return not self._holder or is_expired
+        """Whether nobody holds the claim, or its holder has not renewed it for LEASE_SECONDS."""
+        is_expired = time.monotonic() - self._last_change_time > LEASE_SECONDS
+        return not self._claim_content or is_expired
 
     @property
     def holder_name(self) -> str:
         """Who holds the claim, for messages."""
-        return self._holder.decode(errors="replace").partition("\n")[0]
+        return self._claim_content.decode(errors="replace").partition("\n")[0]
 
 
 class ObjectStorage(Storage):
     """The files of a lake in an object store, with copies on this machine.
 
-    - `url`: the lake's place, such as s3://bucket/lake
-    - `root`: the folder of the copies, which may be deleted at any time; paths below it are the keys of objects
+    The objects in the store count. A copy is made when a file is opened, and when this machine writes it.
 
-    The object is what counts; a copy is made when a file is opened, and when this machine writes it.
-
-    Its state:
-    - `_store`: the client of all requests; the impatient one until `require_access` has found the store, then the
-      patient one
-    - `_released`, `_releasing`: claims (locks that runs hold in the store) that this process has released, and those
-      whose release goes on in the background
-    - `_background_write`: the write of `write_beside` that goes on, if any
+    Attributes:
+        url: The address of the lake, such as "s3://bucket/lake".
+        root: The folder of the copies, which may be deleted at any time. The path of a copy below this folder is the
+            key of its object.
     """
 
     first_wins = True
-    lists_at_once = True
+    lists_atomically = True
 
-    def __init__(self, url: str, root: Path, impatient: "ObjectStore", patient: "ObjectStore") -> None:
+    def __init__(
+        self, url: str, copies_folder: Path, impatient_store: "ObjectStore", patient_store: "ObjectStore"
+    ) -> None:
         """Prepare access to a store. Nothing is requested yet.
 
         Args:
             url: The address of the lake in the store.
-            root: The folder for copies on this machine.
-            impatient: A client that repeats a failed request few times, so that a wrong address is noticed soon.
-            patient: A client that repeats a failed request for minutes.
+            copies_folder: The folder for copies on this machine.
+            impatient_store: A client that repeats a failed request few times, so that a wrong address is noticed soon.
+            patient_store: A client that repeats a failed request for minutes.
         """
-        super().__init__(root)
+        super().__init__(copies_folder)
         self.url = url
-        self._store = impatient  # until `require_access` has found the store, then the patient one
-        self._patient = patient
-        self._released: dict[Path, Version] = {}  # path of a claim -> version of its object after the release
-        self._releasing: dict[Path, Future[None]] = {}  # path of a claim -> its release, which goes on
+        # The client of all requests. `require_access` replaces it by the patient one once it has found the store.
+        self._store = impatient_store
+        self._patient_store = patient_store
+
+        # Claims (locks in the store) by the path of their object: those that this process has released, with the
+        # version of the object after that, and those whose release still goes on in the background.
+        self._released_versions: dict[Path, Version] = {}
+        self._release_futures: dict[Path, Future[None]] = {}
+
         # Python waits for the threads of both pools at its end.
         self._release_pool = ThreadPoolExecutor()
         self._write_pool = ThreadPoolExecutor(1)
-        self._background_write: Future[None] | None = None  # the write of `write_beside` that goes on
+        self._background_write: Future[None] | None = None  # the write of `write_beside` that goes on, if any
 
-    def shown(self, path: Path) -> str:
-        """Return the address of an object, or of the lake."""
-        return self.url if path == self.root else f"{self.url}/{self._get_key(path)}"
+    def format_location(self, path: Path) -> str:
+        """Return the URL of an object, or of the lake, for the path of its copy."""
+        if path == self.root:
+            return self.url
+        return f"{self.url}/{self._get_object_key(path)}"
 
     def require_access(self) -> None:
         """Check that the store can be used by runs.
@@ -297,64 +337,78 @@ class ObjectStorage(Storage):
         """
         # The listed folder is always empty. This raises if nothing can be listed at all.
         self._list_objects(self.root / TRIAL_FOLDER)
+
         # The address is right, so it makes sense to repeat failed requests patiently.
-        self._store = self._patient
+        self._store = self._patient_store
 
-        if not (self.root / CONDITIONS_WORK).exists():
-            self._require_conditions(self.root / TRIAL_FOLDER / uuid4().hex)
+        # The file lies in the folder of the copies. `_require_conditional_writes` creates it after a successful check.
+        was_checked_before = (self.root / CONDITIONS_CHECKED_FILE_NAME).exists()
+        if not was_checked_before:
+            self._require_conditional_writes(self.root / TRIAL_FOLDER / uuid4().hex)
 
-    def _require_conditions(self, path: Path) -> None:
+    def _require_conditional_writes(self, trial_path: Path) -> None:
         """Check that the store does conditional writes: "replace this object only if it has this version".
 
         A success is noted in a file on this machine, so that `require_access` checks it only once. Nothing is
         checked if this user may only read.
 
         Args:
-            path: An object that does not exist yet, to try it with. It is removed afterwards.
+            trial_path: An object that does not exist yet, to try it with. It is removed afterwards.
 
         Raises:
             ObjectStoreError: The store refuses a replacement whose condition holds, or ignores the condition.
         """
         try:
-            created = self.replace(path, b"1", NO_FILE)
+            first_version = self.replace(trial_path, b"1", NO_FILE_VERSION)
         except ObjectStoreError:  # this user may only read
             return
-        try:
-            replaces_current_version = self._try_to_replace(path, created)
-            replaces_older_version = self._try_to_replace(path, created)  # there is a newer one since the line above
-        finally:
-            self.remove(path)
 
-        if not replaces_current_version or replaces_older_version:
+        try:
+            # The first call replaces the first version. In the second call, that version is out of date.
+            replaces_present_version = self._try_to_replace(trial_path, first_version)
+            replaces_old_version = self._try_to_replace(trial_path, first_version)
+        finally:
+            self.remove(trial_path)
+
+        does_conditional_writes = replaces_present_version and not replaces_old_version
+        if not does_conditional_writes:
             raise ObjectStoreError(
                 f"{self.url}: the object store does not do conditional puts (If-Match) as S3 does, on which runs rely "
                 "that write at once; take another store, or a newer release of it"
             )
 
-        write_whole(self.root / CONDITIONS_WORK, b"")
+        write_file_atomically(self.root / CONDITIONS_CHECKED_FILE_NAME, b"")
 
-    def _try_to_replace(self, path: Path, before: Version) -> bool:
-        """Replace an object; return whether the store did."""
+    def _try_to_replace(self, path: Path, expected_version: Version) -> bool:
+        """Replace an object if it has a certain version. Return whether the store did so."""
         try:
-            self.replace(path, b"2", before)
-        except Overtaken:
+            self.replace(path, b"2", expected_version)
+        except WriteConflict:
             return False
         return True
 
     def read(self, path: Path) -> tuple[bytes, Version]:
-        """Return the content of an object and its version. Raises FileNotFoundError, ObjectStoreError."""
-        with self._convert_errors("read", path):
-            response = self._store.get(self._get_key(path))
-            return bytes(response.bytes()), Version(response.meta["e_tag"], response.meta["version"])
+        """Return the content of an object and its version.
 
-    def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
+        Raises:
+            FileNotFoundError: There is no such object.
+            ObjectStoreError: The store cannot be read.
+        """
+        with self._convert_errors("read", path):
+            response = self._store.get(self._get_object_key(path))
+            content = bytes(response.bytes())
+
+        version = Version(response.meta["e_tag"], response.meta["version"])
+        return content, version
+
+    def manifest(self, path: Path, bypass_cache: bool = False) -> tuple[bytes, Version]:
         """Read a manifest, the list of the parts of a table.
 
         A session may take this machine's copy if the store lists the object as unchanged.
 
         Args:
             path: The path of the manifest.
-            anew: Read the object itself in any case.
+            bypass_cache: Read the object itself in any case.
 
         Returns:
             The content, and the version of the object.
@@ -363,11 +417,11 @@ class ObjectStorage(Storage):
             FileNotFoundError: There is no such manifest.
             ObjectStoreError: The store cannot be read.
         """
-        open_session = None if anew else get_current_session()
-        if open_session:
-            copied = self._find_unchanged_copy(path, open_session)
-            if copied is not None:
-                return copied
+        open_session = get_current_session()
+        if open_session and not bypass_cache:
+            content_and_version = self._find_unchanged_copy(path, open_session)
+            if content_and_version is not None:
+                return content_and_version
 
         content, version = self.read(path)
         self._copy_manifest(path, content, version)  # for later sessions
@@ -382,117 +436,173 @@ class ObjectStorage(Storage):
         Raises:
             FileNotFoundError: There is no such object in the store.
         """
-        # Two contents with the same tag are equal.
-        e_tag = self._get_listed_manifest(path, open_session)["e_tag"]
+        listed_tag = self._get_listed_manifest_meta(path, open_session)["e_tag"]
         try:
             content, version = self._read_copied_manifest(path)
-        except (OSError, ValueError):  # missing, damaged
+        except (OSError, ValueError):  # the copy is missing or damaged
             return None
 
-        if version.e_tag and version.e_tag == e_tag:
-            return content, version
-        return None
+        # Two contents with the same tag are equal.
+        is_unchanged = bool(version.e_tag) and version.e_tag == listed_tag
+        return (content, version) if is_unchanged else None
 
-    def _get_listed_manifest(self, path: Path, open_session: LakeSession) -> "ObjectMeta":
-        """Return what the session's list of all manifests says of one. Raises FileNotFoundError."""
+    def _get_listed_manifest_meta(self, path: Path, open_session: LakeSession) -> "ObjectMeta":
+        """Return the metadata of a manifest (size, time and tag), from the session's list of all manifests.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+        """
+        # All manifests lie in one top folder, which the session lists once.
         manifests_folder = self.root / path.relative_to(self.root).parts[0]
-        listed = self._list_objects_once(manifests_folder, open_session)
-        if path not in listed:
+        metadata_by_path = self._list_objects_once(manifests_folder, open_session)
+        if path not in metadata_by_path:
             raise self._build_missing_error(path)
-        return listed[path]
+        return metadata_by_path[path]
 
     def _list_objects_once(self, folder: Path, open_session: LakeSession) -> "dict[Path, ObjectMeta]":
-        """Return the objects of a folder by path, listed once in a session."""
-        objects: dict[Path, ObjectMeta] = open_session.once(self.shown(folder), lambda: self._list_objects(folder))
+        """Return the metadata of the objects in a folder, by path. A session lists a folder only once."""
+        objects: dict[Path, ObjectMeta] = open_session.get_or_compute(
+            self.format_location(folder), lambda: self._list_objects(folder)
+        )
         return objects
 
     def _copy_manifest(self, path: Path, content: bytes, version: Version) -> None:
         """Write the copy of a manifest: its version as a line of JSON, then its content."""
-        version_line = json.dumps([version.e_tag, version.number]).encode()
+        version_line = json.dumps([version.e_tag, version.version_number]).encode()
         self._write_copy(path, [version_line, b"\n", content])
 
     def _read_copied_manifest(self, path: Path) -> tuple[bytes, Version]:
-        """Read what `_copy_manifest` wrote. Raises OSError, ValueError."""
+        """Read the copy of a manifest that `_copy_manifest` wrote.
+
+        Returns:
+            The content of the manifest, and the version of its object.
+
+        Raises:
+            OSError: The copy is missing or cannot be read.
+            ValueError: The copy is damaged.
+        """
         version_line, _, content = path.read_bytes().partition(b"\n")
-        e_tag, number = json.loads(version_line)
-        return content, Version(e_tag, number)
+        e_tag, version_number = json.loads(version_line)
+        return content, Version(e_tag, version_number)
 
-    def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
-        """Replace a manifest as `replace` does, and its copy on this machine."""
-        version = self.replace(path, content, before)
-        self._copy_manifest(path, content, version)
-        return version
-
-    def bring(self, files: Iterable[FileToFetch]) -> None:
-        """Download the files that this machine has no copy of, REQUESTS_AT_ONCE at a time; skip damaged ones."""
-        missing_files = [file for file in files if not file.path.exists()]
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            list(pool.map(self._fetch_if_whole, missing_files))  # raises what a download raised
-
-    def _fetch_if_whole(self, file: FileToFetch) -> None:
-        """Download a file that this machine has no copy of; skip a damaged one."""
-        with suppress(UnreadableFile):
-            self.fetch(file.path, file.bytes, file.hash)
-
-    def replace(self, path: Path, content: bytes, before: Version) -> Version:
-        """Write an object, but only if it still has a certain version.
-
-        Args:
-            path: The path of the object.
-            content: The new content.
-            before: The version that is replaced, or NO_FILE if there must be no object yet.
+    def replace_manifest(self, path: Path, content: bytes, expected_version: Version) -> Version:
+        """Replace a manifest, if it still has a certain version, and its copy on this machine.
 
         Returns:
             The new version.
 
         Raises:
-            Overtaken: The object has another version by now, or it is gone.
+            WriteConflict: The manifest has another version by now, or it is gone.
         """
-        # obstore knows two kinds of conditions: that there is no object, or that it has this version.
-        mode: Any = "create" if before == NO_FILE else _build_put_condition(before)
+        new_version = self.replace(path, content, expected_version)
+        self._copy_manifest(path, content, new_version)
+        return new_version
+
+    def download_missing_files(self, files_to_fetch: Iterable[FileToFetch]) -> None:
+        """Download the files that this machine has no copy of, several at once. Damaged files are skipped.
+
+        Raises:
+            ObjectStoreError: The store cannot be read.
+            WriteError: A copy cannot be written.
+        """
+        missing_files = [file for file in files_to_fetch if not file.path.exists()]
+        with ThreadPoolExecutor(MAX_CONCURRENT_DOWNLOADS) as pool:
+            downloads = pool.map(self._fetch_unless_damaged, missing_files)
+            list(downloads)  # waits, and raises the error of a download that failed
+
+    def _fetch_unless_damaged(self, file_to_fetch: FileToFetch) -> None:
+        """Download a file that this machine has no copy of. A damaged file is skipped."""
+        with suppress(UnreadableFile):
+            self.fetch(file_to_fetch.path, file_to_fetch.size_bytes, file_to_fetch.hash)
+
+    def replace(self, path: Path, content: bytes, expected_version: Version) -> Version:
+        """Write an object, but only if it still has a certain version.
+
+        Args:
+            path: The path of the object.
+            content: The new content.
+            expected_version: The version that is replaced, or NO_FILE_VERSION if there must be no object yet.
+
+        Returns:
+            The new version.
+
+        Raises:
+            WriteConflict: The object has another version by now, or it is gone.
+            ObjectStoreError: The store cannot be written to.
+        """
+        # obstore has two kinds of conditions: that there is no object yet, or that it has a certain version.
+        condition: Any = "create"
+        if expected_version != NO_FILE_VERSION:
+            condition = _build_put_condition(expected_version)
+
         try:
-            with self._convert_errors("write", path):
-                put = self._store.put(self._get_key(path), content, mode=mode)
+            with self._convert_errors("write", path):  # turns a condition that does not hold into WriteConflict
+                put_result = self._store.put(self._get_object_key(path), content, mode=condition)
         except FileNotFoundError as error:  # it was deleted since it was read
-            raise Overtaken(self.shown(path)) from error
-        return Version(put["e_tag"], put["version"])
+            raise WriteConflict(self.format_location(path)) from error
 
-    def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
-        """Put an object whatever is there; with `later` in the background."""
-        if later:
-            later(lambda: self.mark(path, content))
+        return Version(put_result["e_tag"], put_result["version"])
+
+    def mark(self, path: Path, content: bytes, run_in_background: RunInBackground | None = None) -> None:
+        """Write a small object, whether or not there is one already. A recent time shows that it is in use.
+
+        Args:
+            path: The path of the object's copy.
+            content: The content.
+            run_in_background: Runs the write in the background. None to write it now.
+
+        Raises:
+            ObjectStoreError: The store cannot be written to.
+        """
+        if run_in_background:
+            run_in_background(lambda: self.mark(path, content))
             return
-        with self._convert_errors("write", path):
-            self._store.put(self._get_key(path), content)
 
-    def add(self, path: Path, content: bytes, later: Later | None = None) -> None:
-        """Upload a file; this machine keeps a copy, since it will be the first to read it."""
+        with self._convert_errors("write", path):
+            self._store.put(self._get_object_key(path), content)
+
+    def write_new_file(self, path: Path, content: bytes, run_in_background: RunInBackground | None = None) -> None:
+        """Upload a file that never changes. This machine keeps a copy, because it will probably read the file soon.
+
+        Args:
+            path: The path of the copy.
+            content: The content of the file.
+            run_in_background: Runs the upload in the background. None to upload it now.
+        """
         self._write_copy(path, [content])
-        if later:
-            later(lambda: self.mark(path, content))
+
+        # `mark` writes the object to the store.
+        if run_in_background:
+            run_in_background(lambda: self.mark(path, content))
         else:
             self.mark(path, content)
 
-    def upload(self, path: Path, local: Path) -> None:
-        """Upload a file of this machine that need not fit into memory; nothing where the object is there."""
-        if not self.exists(path):
-            with self._convert_errors("write", path):
-                self._store.put(self._get_key(path), local)
+    def upload_file(self, object_path: Path, local_path: Path) -> None:
+        """Upload a file of this machine, which may be larger than memory. Nothing happens if the object exists."""
+        if not self.exists(object_path):
+            with self._convert_errors("write", object_path):
+                self._store.put(self._get_object_key(object_path), local_path)
 
-    def download(self, path: Path, local: Path) -> None:
-        """Write an object that need not fit into memory to a file. Raises FileNotFoundError, WriteError."""
-        with self._convert_errors("read", path):
-            response = self._store.get(self._get_key(path))
-        self._write_copy(local, self._iter_blocks(path, response))
+    def download_file(self, object_path: Path, local_path: Path) -> None:
+        """Download an object, which may be larger than memory, to a file.
 
-    def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
+        Raises:
+            FileNotFoundError: There is no such object.
+            ObjectStoreError: The store cannot be read.
+            WriteError: The file cannot be written.
+        """
+        with self._convert_errors("read", object_path):
+            response = self._store.get(self._get_object_key(object_path))
+        self._write_copy(local_path, self._iter_blocks(object_path, response))
+
+    def fetch(self, path: Path, size_bytes: int, expected_hash: str, row_store_name: str | None = None) -> Path:
         """Make sure that this machine has a whole copy of a Parquet file, downloading it if necessary.
 
         Args:
             path: The path of the file.
-            size: Its size in bytes.
-            digest: The hash of its content.
-            owner: The row store that the file must have been written for, if it is one of computed rows.
+            size_bytes: Its size in bytes.
+            expected_hash: The hash of its content.
+            row_store_name: The row store that the file must have been written for, if it is one of computed rows.
 
         Returns:
             The path of the copy.
@@ -500,41 +610,45 @@ class ObjectStorage(Storage):
         Raises:
             UnreadableFile: The object is gone, or its content is not what was written.
         """
+        # If this machine has a whole copy, nothing is downloaded.
         with suppress(UnreadableFile):
-            parquet.verify(path, size, digest, owner)
+            parquet.verify_file(path, size_bytes, expected_hash, row_store_name)
             return path
 
         try:
-            self.download(path, path)
+            self.download_file(path, path)
         except FileNotFoundError as error:
             raise UnreadableFile("is gone from the object store") from error
-        parquet.verify(path, size, digest, owner)
+        parquet.verify_file(path, size_bytes, expected_hash, row_store_name)
         return path
 
-    def check(self, path: str, size: int) -> None:
-        """Raise UnreadableFile where neither a copy nor the object has this size.
+    def check_size(self, path: str, size_bytes: int) -> None:
+        """Check that a Parquet file has a certain size, here or in the store.
 
-        A copy is enough: only what was put, or downloaded, has one.
+        A good copy on this machine is enough, because only files that were uploaded or downloaded have a copy.
+
+        Raises:
+            UnreadableFile: Neither the copy nor the object has this size.
         """
         with suppress(UnreadableFile):
-            parquet.check(path, size)
+            parquet.check_size_and_footer(path, size_bytes)
             return
-        self._check_object(Path(path), size)
+        self._check_object_size(Path(path), size_bytes)
 
-    def _check_object(self, path: Path, size: int) -> None:
+    def _check_object_size(self, path: Path, size_bytes: int) -> None:
         """Check the size of the object of a Parquet file.
 
         Raises:
-            UnreadableFile: The object is gone, or it does not have `size` bytes.
+            UnreadableFile: The object is gone, or it does not have `size_bytes` bytes.
         """
         try:
-            stored_size = self._read_stored_size(path)
+            stored_size = self._read_object_size(path)
         except FileNotFoundError as error:
             raise UnreadableFile("is gone from the object store") from error
-        if stored_size != size:
-            raise UnreadableFile(f"has {stored_size} bytes, not the {size} that were written")
+        if stored_size != size_bytes:
+            raise UnreadableFile(f"has {stored_size} bytes, not the {size_bytes} that were written")
 
-    def _read_stored_size(self, path: Path) -> int:
+    def _read_object_size(self, path: Path) -> int:
         """Return the size of the object of a Parquet file.
 
         A session lists the objects of a folder once and looks the size up in that list.
@@ -544,13 +658,24 @@ class ObjectStorage(Storage):
         """
         open_session = get_current_session()
         if open_session:
-            listed = self._list_objects_once(path.parents[1], open_session)
-            if path in listed:
-                return listed[path]["size"]
+            # The folder two levels up has the files of all parts of a table.
+            metadata_by_path = self._list_objects_once(path.parents[1], open_session)
+            if path in metadata_by_path:
+                return metadata_by_path[path]["size"]
+
         return self._read_object_meta(path)["size"]
 
-    def damage(self, path: str, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
-        """Check an object by downloading it again, even if it has not changed since `since`.
+    def find_damage(
+        self, path: str, size_bytes: int, expected_hash: str, changed_since_ns: int, row_store_name: str | None = None
+    ) -> str | None:
+        """Check an object by downloading it again and comparing its hash.
+
+        Args:
+            path: The path of its copy on this machine, which is replaced.
+            size_bytes: The size in bytes that it must have.
+            expected_hash: The hash that its content must have.
+            changed_since_ns: Not used: an object is always checked, whenever it has changed.
+            row_store_name: The row store that the file must have been written for, if it is one of computed rows.
 
         Returns:
             What is wrong with it, or None if it is whole.
@@ -558,13 +683,13 @@ class ObjectStorage(Storage):
         # Without a copy on this machine, `fetch` has to download the object.
         Path(path).unlink(missing_ok=True)
         try:
-            self.fetch(Path(path), size, digest, owner)
+            self.fetch(Path(path), size_bytes, expected_hash, row_store_name)
         except UnreadableFile as error:
             return str(error)
         return None
 
     @contextmanager
-    def claimed(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+    def hold_claim(self, claim_name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Hold a claim during the `with` block: no other run, on this machine or another one, has it meanwhile.
 
         A claim is an object in the store that says who holds it. A thread renews it every few seconds, and
@@ -572,186 +697,229 @@ class ObjectStorage(Storage):
         another one may take it.
 
         Args:
-            name: The name of the claim, such as "gpu".
+            claim_name: The name of the claim, such as "gpu".
             on_wait: Called once with who holds the claim, if this has to wait.
         """
-        path = self.root / CLAIMS / file_name(name)
-        self._wait_for_release(path)
+        claim_path = self.root / CLAIMS_FOLDER / encode_file_name(claim_name)
+        self._wait_for_release(claim_path)
 
-        with ExitStack() as local_claim:
+        with ExitStack() as local_lock:
             # First among the processes of this machine, by a lock, which takes no request.
-            local_claim.enter_context(super().claimed(name, on_wait))
+            local_lock.enter_context(super().hold_claim(claim_name, on_wait))
 
-            version = self._take_claim(path, on_wait)
-            renewal = self._start_renewal(path, version)
+            object_version = self._take_claim(claim_path, on_wait)
+            renewal = self._start_renewal(claim_path, object_version)
             try:
                 yield
             finally:
-                renewal.is_over.set()  # its thread makes the object empty, then ends
-                # A thread of the pool waits for that and then unlocks; pop_all, so that the end of this block does not.
-                lock = local_claim.pop_all()
-                self._releasing[path] = self._release_pool.submit(_release_claim, renewal, lock)
+                # The thread of the renewal now empties the object, which releases the claim, and ends.
+                renewal.stop_event.set()
 
-    def _start_renewal(self, path: Path, version: Version) -> "_Renewal":
-        """Keep a claim alive in a thread, until `is_over` of the result is set. version: of the claim's object."""
-        is_over = threading.Event()
-        thread = threading.Thread(target=self._renew, args=(path, version, is_over), daemon=True)
+                # A thread in the background waits for that, then releases the local lock. `pop_all` takes the lock
+                # out of this `with` block, whose end would otherwise release it too early.
+                kept_lock = local_lock.pop_all()
+                self._release_futures[claim_path] = self._release_pool.submit(_release_claim, renewal, kept_lock)
+
+    def _start_renewal(self, claim_path: Path, object_version: Version) -> "_Renewal":
+        """Start a thread that keeps a claim alive.
+
+        Args:
+            claim_path: The path of the claim's object.
+            object_version: The version of the object that this process has written.
+
+        Returns:
+            The thread, and the event that makes it release the claim and end.
+        """
+        stop_event = threading.Event()
+        thread = threading.Thread(target=self._renew, args=(claim_path, object_version, stop_event), daemon=True)
         thread.start()
-        return _Renewal(thread, is_over)
+        return _Renewal(thread, stop_event)
 
-    def _wait_for_release(self, path: Path) -> None:
-        """Wait until this process has released the claim of an earlier block. path: the claim's object."""
-        releasing = self._releasing.pop(path, None)
-        if releasing is not None:
-            releasing.result()
+    def _wait_for_release(self, claim_path: Path) -> None:
+        """Wait until this process has released a claim that it held before; the release goes on in the background.
 
-    def _take_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
+        Args:
+            claim_path: The path of the claim's object.
+        """
+        release_future = self._release_futures.pop(claim_path, None)
+        if release_future is not None:
+            release_future.result()
+
+    def _take_claim(self, claim_path: Path, on_wait: Callable[[str], None]) -> Version:
         """Take a claim as soon as nobody else holds it.
 
         Args:
-            path: The path of the claim's object.
+            claim_path: The path of the claim's object.
             on_wait: Called once with the name of the holder, if there is one.
 
         Returns:
             The version of the object that this process has written.
         """
-        released_version = self._released.pop(path, None)
-        # This process has held the claim before. Mostly nobody has taken it since, so that one request is enough.
+        # If this process has held the claim before, mostly nobody has taken it since. Then one request is enough.
+        released_version = self._released_versions.pop(claim_path, None)
         if released_version is not None:
-            with suppress(Overtaken):
-                return self.replace(path, _build_claim(), released_version)
+            with suppress(WriteConflict):
+                return self.replace(claim_path, _build_claim_content(), released_version)
 
-        return self._wait_for_claim(path, on_wait)
+        return self._wait_for_claim(claim_path, on_wait)
 
-    def _wait_for_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
+    def _wait_for_claim(self, claim_path: Path, on_wait: Callable[[str], None]) -> Version:
         """Wait until nobody holds a claim, then take it.
 
         Args:
-            path: The path of the claim's object.
+            claim_path: The path of the claim's object.
             on_wait: Called once with the name of the holder, if there is one.
 
         Returns:
             The version of the object that this process has written.
         """
-        watched = _WatchedClaim()
-        has_named_holder = False
+        watched_claim = _WatchedClaim()
+        was_reported = False
         while True:
-            holder, version = self._read_claim(path)
-            watched.note(holder, version)
-            if watched.is_free:  # missing, empty, or not renewed for LEASE_SECONDS
+            claim_content, object_version = self._read_claim(claim_path)
+            watched_claim.update_state(claim_content, object_version)
+
+            if watched_claim.is_free:  # missing, empty, or not renewed for LEASE_SECONDS
                 try:
-                    return self.replace(path, _build_claim(), version)
-                except Overtaken:  # another process took it: read who
+                    return self.replace(claim_path, _build_claim_content(), object_version)
+                except WriteConflict:  # another process took it: read again
                     continue
 
-            if not has_named_holder:
-                has_named_holder = True
-                on_wait(watched.holder_name)
+            if not was_reported:
+                was_reported = True
+                on_wait(watched_claim.holder_name)
 
             time.sleep(LEASE_SECONDS / 10)
 
-    def _read_claim(self, path: Path) -> tuple[bytes, Version]:
-        """Return the content and version of the object of a claim; empty and NO_FILE where there is none."""
+    def _read_claim(self, claim_path: Path) -> tuple[bytes, Version]:
+        """Return the content and version of the object of a claim; b"" and NO_FILE_VERSION if there is none."""
         try:
-            return self.read(path)
+            return self.read(claim_path)
         except FileNotFoundError:
-            return b"", NO_FILE
+            return b"", NO_FILE_VERSION
 
-    def _renew(self, path: Path, version: Version, is_over: threading.Event) -> None:
-        """Renew a claim every few seconds until `is_over` is set, then release it by emptying its object.
+    def _renew(self, claim_path: Path, object_version: Version, stop_event: threading.Event) -> None:
+        """Renew a claim (a lock in the store) until `stop_event` is set, then release it by emptying its object.
 
-        It ends early if another process has taken the claim.
+        A claim that is not renewed expires after LEASE_SECONDS. This ends early if another process has taken the
+        claim.
 
         Args:
-            path: The path of the claim's object.
-            version: The version that this process has written.
-            is_over: Set when the claim is not needed any more.
+            claim_path: The path of the claim's object.
+            object_version: The version that this process has written.
+            stop_event: Set when the claim is not needed any more.
         """
-        with suppress(Overtaken):  # another process has replaced the object
-            while not is_over.wait(LEASE_SECONDS / 3):
-                with suppress(ObjectStoreError):  # the store is away for a while
-                    version = self.replace(path, _build_claim(), version)
+        # If another process has replaced the object, the loop ends: a WriteConflict is no ObjectStoreError.
+        with suppress(WriteConflict):
+            while not stop_event.wait(LEASE_SECONDS / 3):
+                with suppress(ObjectStoreError):  # the store cannot be reached for a while: try again
+                    object_version = self.replace(claim_path, _build_claim_content(), object_version)
 
-            with suppress(ObjectStoreError):  # the claim expires
-                empty_version = self.replace(path, b"", version)
-                self._released[path] = empty_version  # the next `_take_claim` of this process tries to replace that
+            with suppress(ObjectStoreError):  # then the claim is not released, but it expires
+                empty_version = self.replace(claim_path, b"", object_version)
+                # The next `_take_claim` of this process first tries to replace this version.
+                self._released_versions[claim_path] = empty_version
 
     def write_beside(self, write: Callable[[], None]) -> None:
         """Run a write in the background, one at a time, so that a kill loses only that."""
-        self.wait_for_writes()
+        self.wait_for_background_write()
         self._background_write = self._write_pool.submit(write)
 
-    def wait_for_writes(self) -> None:
-        """Wait for the write of `write_beside`. Raises what it raised, once."""
-        write = self._background_write
+    def wait_for_background_write(self) -> None:
+        """Wait for the write of `write_beside`, if one goes on.
+
+        Raises:
+            Exception: The error of that write. Another call does not raise it again.
+        """
+        write_future = self._background_write
         self._background_write = None
-        if write is not None:
-            write.result()
+        if write_future is not None:
+            write_future.result()
 
     def exists(self, path: Path) -> bool:
-        """Return whether an object is there, whatever this machine has a copy of."""
+        """Return whether there is an object in the store. A copy on this machine does not count."""
         try:
             self._read_object_meta(path)
         except FileNotFoundError:
             return False
         return True
 
-    def changed(self, path: Path) -> float:
-        """Return when an object was written, in seconds since 1970. Raises FileNotFoundError."""
+    def read_modified_timestamp(self, path: Path) -> float:
+        """Return when an object was written, in seconds since 1970.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+        """
         return self._read_object_meta(path)["last_modified"].timestamp()
 
-    def names(self, folder: Path) -> list[str]:
+    def list_file_names(self, folder: Path) -> list[str]:
         """Return the names of the objects in a folder."""
         return [path.name for path in self._list_objects(folder) if path.parent == folder]
 
-    def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
-        """Yield every object of the lake, whatever `all_parts` says."""
-        for path, listed in self._list_objects(self.root).items():
-            yield StoredFile(path, listed["size"], listed["last_modified"].timestamp())
+    def iter_files(self, include_all_parts: bool = True) -> Iterator[StoredFile]:
+        """Yield every object of the lake, whatever `include_all_parts` says."""
+        for path, metadata in self._list_objects(self.root).items():
+            yield StoredFile(path, metadata["size"], metadata["last_modified"].timestamp())
 
     def remove(self, *paths: Path) -> None:
-        """Delete objects and their copies; nothing happens where there are none."""
-        keys = [self._get_key(path) for path in paths]
+        """Delete objects and their copies on this machine. Missing ones are skipped.
+
+        Args:
+            paths: The paths of the copies.
+
+        Raises:
+            ObjectStoreError: An object cannot be deleted.
+        """
+        object_keys = [self._get_object_key(path) for path in paths]
+        # S3 skips missing objects by itself. Other stores may report one as an error.
         with suppress(FileNotFoundError), self._convert_errors("delete", self.root):
-            self._store.delete(keys)  # one request for a thousand of them
+            self._store.delete(object_keys)  # one request per thousand objects
         super().remove(*paths)
 
     def set_aside(self, path: Path) -> None:
-        """Copy an object to its name with ASIDE, and delete it; nothing happens where there is none."""
+        """Rename a damaged object by adding ".damaged" to its key. Nothing happens if there is no such object."""
+        object_key = self._get_object_key(path)
         with suppress(FileNotFoundError), self._convert_errors("write", path):
-            self._store.copy(self._get_key(path), f"{self._get_key(path)}{ASIDE}")
+            self._store.copy(object_key, f"{object_key}{DAMAGED_SUFFIX}")
         self.remove(path)
 
     def _list_objects(self, folder: Path) -> dict[Path, "ObjectMeta"]:
         """List the objects in a folder and below.
 
         Returns:
-            What the store says of each object (its size, time of change and tag), by the path of its copy.
-        """
-        prefix = None if folder == self.root else self._get_key(folder)
-        objects: dict[Path, ObjectMeta] = {}
-        with self._convert_errors("list", folder):
-            for page in self._store.list(prefix):
-                for listed in page:
-                    objects[self.root / listed["path"]] = listed
-        return objects
+            The metadata of each object (its size, time of change and tag), by the path of its copy.
 
-    def _get_key(self, path: Path) -> str:
-        """Return the key of the object whose copy lies at a path."""
+        Raises:
+            ObjectStoreError: The store cannot be listed.
+        """
+        prefix = None if folder == self.root else self._get_object_key(folder)
+        metadata_by_path: dict[Path, ObjectMeta] = {}
+        with self._convert_errors("list", folder):
+            for page in self._store.list(prefix):  # the store answers in pages
+                for metadata in page:
+                    metadata_by_path[self.root / metadata["path"]] = metadata
+        return metadata_by_path
+
+    def _get_object_key(self, path: Path) -> str:
+        """Return the key of an object, such as "table-manifests/a.jsonl", for the path of its copy."""
         return path.relative_to(self.root).as_posix()
 
     def _read_object_meta(self, path: Path) -> "ObjectMeta":
-        """Return size, time of change and tag of an object. Raises FileNotFoundError."""
+        """Return the metadata of an object: its size, time of change and tag.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+        """
         with self._convert_errors("read", path):
-            return self._store.head(self._get_key(path))
+            return self._store.head(self._get_object_key(path))
 
     def _iter_blocks(self, path: Path, response: "GetResult") -> Iterator[Any]:
-        """Yield the content of an object in blocks of READ_BYTES."""
+        """Yield the content of an object in blocks of about READ_BLOCK_BYTES."""
         with self._convert_errors("read", path):
-            yield from response.stream(min_chunk_size=READ_BYTES)
+            yield from response.stream(min_chunk_size=READ_BLOCK_BYTES)
 
     def _write_copy(self, path: Path, blocks: Iterable[Any]) -> None:
-        """Write a file on this machine. It is there as a whole, or not at all.
+        """Write a file on this machine. It is written completely or not at all.
 
         Args:
             path: The path of the file.
@@ -760,20 +928,20 @@ class ObjectStorage(Storage):
         Raises:
             WriteError: The file cannot be written.
         """
-        fresh = build_temporary_path(path)
+        temporary_path = build_temporary_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with fresh.open("wb") as stream:
+            with temporary_path.open("wb") as stream:
                 stream.writelines(blocks)
-            fresh.replace(path)
+            temporary_path.replace(path)
         except OSError as error:
             raise WriteError(path, error) from error
         finally:
-            fresh.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)  # what a failed write has left
 
     def _build_missing_error(self, path: Path) -> FileNotFoundError:
         """Return the error for an object that is not there."""
-        return FileNotFoundError(ENOENT, "there is no such object", self.shown(path))
+        return FileNotFoundError(ENOENT, "there is no such object", self.format_location(path))
 
     @contextmanager
     def _convert_errors(self, verb: Literal["read", "write", "delete", "list"], path: Path) -> Iterator[None]:
@@ -784,7 +952,7 @@ class ObjectStorage(Storage):
             path: The file that it does it with.
 
         Raises:
-            Overtaken: The condition of a write does not hold, because another writer was first.
+            WriteConflict: The condition of a write does not hold, because another writer was first.
             FileNotFoundError: There is no such object.
             ObjectStoreError: Anything else. The message says what to do about it.
         """
@@ -793,18 +961,18 @@ class ObjectStorage(Storage):
         try:
             yield
         except (AlreadyExistsError, PreconditionError) as error:
-            raise Overtaken(self.shown(path)) from error
+            raise WriteConflict(self.format_location(path)) from error
         except (BaseError, OSError) as error:
             if _is_missing_object(error):
                 raise self._build_missing_error(path) from error
             remedy = self._explain_error(str(error))
-            raise ObjectStoreError(f"cannot {verb} {self.shown(path)}: {remedy}") from error
+            raise ObjectStoreError(f"cannot {verb} {self.format_location(path)}: {remedy}") from error
 
-    def _explain_error(self, error: str) -> str:
-        """Find the reason of an error of the store in REMEDIES, and what to do about it.
+    def _explain_error(self, error_message: str) -> str:
+        """Explain an error of the store in plain words, with what to do about it, by REMEDIES_BY_PATTERN.
 
         Args:
-            error: The message of the error.
+            error_message: The message of the error.
 
         Returns:
             Such as "there is no bucket 'data'; create it, or correct paths.lake".
@@ -814,26 +982,30 @@ class ObjectStorage(Storage):
         else:
             keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
-        # The last of REMEDIES fits every message.
-        remedy = next(remedy for pattern, remedy in REMEDIES if re.search(pattern, error))
-        return remedy.format(bucket=urlsplit(self.url).netloc, code=_parse_error_code(error), keys=keys)
+        # The first pattern that is in the message counts. The last pattern is in every message.
+        remedy = next(remedy for pattern, remedy in REMEDIES_BY_PATTERN if re.search(pattern, error_message))
+        return remedy.format(bucket=urlsplit(self.url).netloc, code=_parse_error_code(error_message), keys=keys)
 
 
 def _is_missing_object(error: Exception) -> bool:
-    """Return whether an error says that there is no such object; a missing bucket is another matter."""
+    """Return whether an error means that an object is missing. A missing bucket does not count."""
     return isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error)
 
 
-def _build_put_condition(before: Version) -> dict[str, str]:
-    """Return the condition of a put: that the object has the version `before`, by its tag, and its number if any."""
-    condition = {"e_tag": before.e_tag, "version": before.number}
+def _build_put_condition(expected_version: Version) -> dict[str, str]:
+    """Return the condition of a write as obstore takes it: that the object has a certain version.
+
+    Example:
+        {"e_tag": "..."}; with "version" if the store counts versions.
+    """
+    condition = {"e_tag": expected_version.e_tag, "version": expected_version.version_number}
     return {name: value for name, value in condition.items() if value}
 
 
-def _parse_error_code(error: str) -> str:
-    """Return the name of an error of the store, such as NoSuchBucket or "503 Service Unavailable"; else nothing."""
-    for pattern in CODES:
-        match = re.search(pattern, error)
+def _parse_error_code(error_message: str) -> str:
+    """Return how the store names an error, such as "NoSuchBucket" or "503 Service Unavailable". "" if it does not."""
+    for pattern in ERROR_CODE_PATTERNS:
+        match = re.search(pattern, error_message)
         if match is not None:
             return match[1]
     return ""

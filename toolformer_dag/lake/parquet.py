@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 from toolformer_dag.files import ReadError
-from toolformer_dag.identity import fingerprint, is_settled, stream_hash
+from toolformer_dag.identity import compute_file_content_hash, fingerprint, has_settled_times
 
-MAGIC = b"PAR1"
+PARQUET_MAGIC_BYTES = b"PAR1"
 """The last four bytes of every Parquet file."""
-DAMAGED = "is damaged: its content is not what was written"
+DAMAGED_REASON = "is damaged: its content is not what was written"
 """The reason for a file whose content does not have the recorded hash."""
-FILE_BYTES = 64 * 2**20
+TARGET_FILE_BYTES = 64 * 2**20
 """About how much memory the rows of one Parquet file take; a published part is written in files of this size."""
 
 
@@ -29,32 +29,40 @@ class UnreadableFile(Exception):
     """A Parquet file that is missing, truncated or damaged. The message is the reason."""
 
 
-OWNER = "toolformer_dag.rows"
+ROW_STORE_METADATA_KEY = "toolformer_dag.rows"
 """The key of a file's metadata that holds the row store it was written for."""
 
 
-def encode(frame: pl.DataFrame, owner: str | None = None) -> bytes:
-    """Return the bytes of a Parquet file of `frame` (zstd). `owner`: the row store that stands in its metadata."""
+def encode_rows(frame: pl.DataFrame, row_store_name: str | None = None) -> bytes:
+    """Return the content of a Parquet file with the rows of a frame.
+
+    Args:
+        frame: The rows.
+        row_store_name: The row store that the file belongs to, for its metadata. None for a file of a table.
+    """
     if frame.is_empty():
-        return _encode_empty(tuple(frame.schema.items()), owner)
-    return _encode_frame(frame, owner)
+        return _encode_empty_frame(tuple(frame.schema.items()), row_store_name)
+    return _encode_frame(frame, row_store_name)
 
 
 @lru_cache(maxsize=256)
-def _encode_empty(columns: tuple[tuple[str, pl.DataType], ...], owner: str | None) -> bytes:
-    """Return the bytes of a file without rows, cached per schema: many shards have no call of a rare tool."""
-    return _encode_frame(pl.DataFrame(schema=dict(columns)), owner)
+def _encode_empty_frame(columns: tuple[tuple[str, pl.DataType], ...], row_store_name: str | None) -> bytes:
+    """Return the content of a Parquet file without rows.
+
+    The results are cached, because many tables have parts without rows, such as shards without a call of a rare tool.
+    """
+    return _encode_frame(pl.DataFrame(schema=dict(columns)), row_store_name)
 
 
-def _encode_frame(frame: pl.DataFrame, owner: str | None) -> bytes:
-    """Return the bytes of a Parquet file, written in memory."""
+def _encode_frame(frame: pl.DataFrame, row_store_name: str | None) -> bytes:
+    """Return the content of a Parquet file, compressed with zstd and written in memory."""
     buffer = BytesIO()
-    metadata = {} if owner is None else {OWNER: owner}
+    metadata = {} if row_store_name is None else {ROW_STORE_METADATA_KEY: row_store_name}
     frame.write_parquet(buffer, compression="zstd", compression_level=1, metadata=metadata)
     return buffer.getvalue()
 
 
-def check(path: Path | str, size: int) -> None:
+def check_size_and_footer(path: Path | str, size_bytes: int) -> None:
     """Check that a file has a certain size and ends as a Parquet file does.
 
     Only the last bytes are read, so damage before them goes unnoticed.
@@ -64,37 +72,45 @@ def check(path: Path | str, size: int) -> None:
         ReadError: The file cannot be opened.
     """
     try:
-        tail = _read_tail(path, size)
+        last_bytes = _read_last_bytes(path, size_bytes)
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
-        _require_size(path, size)  # raises UnreadableFile, which says more, where the file has another size
+        _require_size(path, size_bytes)  # if the size is wrong, raises UnreadableFile, which says more
         raise ReadError(Path(path), error) from error
 
-    if tail != MAGIC:
-        _require_size(path, size)  # raises UnreadableFile with the two sizes, where they differ
+    if last_bytes != PARQUET_MAGIC_BYTES:
+        _require_size(path, size_bytes)  # if the size is wrong, raises UnreadableFile with the two sizes
         raise UnreadableFile("has no Parquet footer")
 
 
-def _read_tail(path: Path | str, size: int) -> bytes:
-    """Return the last four bytes of a file of `size` bytes; one byte more where the file is longer."""
-    # Every step reads this of every part: system calls cost less than a Python stream.
+def _read_last_bytes(path: Path | str, size_bytes: int) -> bytes:
+    """Return the last four bytes of a file.
+
+    Args:
+        path: The path of the file.
+        size_bytes: The size that the file should have. If it is longer, one more byte is returned.
+    """
+    magic_length = len(PARQUET_MAGIC_BYTES)
+    offset = max(size_bytes - magic_length, 0)
+
+    # Every step does this with every part. System calls are faster than opening a Python file object.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return os.pread(descriptor, len(MAGIC) + 1, max(size - len(MAGIC), 0))
+        return os.pread(descriptor, magic_length + 1, offset)
     finally:
         os.close(descriptor)
 
 
-def _require_size(path: Path | str, size: int) -> os.stat_result:
+def _require_size(path: Path | str, size_bytes: int) -> os.stat_result:
     """Check the size of a file.
 
     Returns:
-        What the system says of the file (`os.stat`).
+        The status of the file, as `os.stat` returns it.
 
     Raises:
         UnreadableFile: The file is missing, or has another size.
-        ReadError: The system does not say.
+        ReadError: The status cannot be read.
     """
     try:
         status = os.stat(path)  # noqa: PTH116 - called for every file, each step
@@ -102,21 +118,24 @@ def _require_size(path: Path | str, size: int) -> os.stat_result:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
         raise ReadError(Path(path), error) from error
-    if status.st_size != size:
-        raise UnreadableFile(f"has {status.st_size} bytes, not the {size} that were written")
+
+    if status.st_size != size_bytes:
+        raise UnreadableFile(f"has {status.st_size} bytes, not the {size_bytes} that were written")
     return status
 
 
-def damage(path: Path | str, size: int, digest: str, since: int = 0, owner: str | None = None) -> str | None:
+def find_damage(
+    path: Path | str, size_bytes: int, expected_hash: str, changed_since_ns: int = 0, row_store_name: str | None = None
+) -> str | None:
     """Check whether a file still has the content that was written.
 
     Args:
         path: The path of the file.
-        size: Its size in bytes.
-        digest: The hash of its content.
-        since: A time in nanoseconds since 1970. Only the size is compared if the file has not changed
-            since then.
-        owner: The row store that the file must have been written for.
+        size_bytes: Its size in bytes.
+        expected_hash: The hash of its content.
+        changed_since_ns: A time in nanoseconds since 1970. If the file has not changed since then, only its size is
+            compared.
+        row_store_name: The row store that the file must have been written for.
 
     Returns:
         What is wrong with the file, or None if nothing is.
@@ -125,21 +144,30 @@ def damage(path: Path | str, size: int, digest: str, since: int = 0, owner: str 
         ReadError: The file cannot be read.
     """
     try:
-        status = _require_size(path, size)
-        if status.st_ctime_ns < since:  # the time of the last change of the file or its metadata
+        status = _require_size(path, size_bytes)
+        has_changed = status.st_ctime_ns >= changed_since_ns  # the last change of the file or its metadata
+        if not has_changed:
             return None
 
-        check(path, size)  # the last bytes: a truncated file need not be read whole
-        if stream_hash(Path(path)) != digest:
-            return DAMAGED
-        _require_owner(Path(path), owner)
+        # The last bytes are checked first, so that a truncated file need not be read whole.
+        check_size_and_footer(path, size_bytes)
+        if compute_file_content_hash(Path(path)) != expected_hash:
+            return DAMAGED_REASON
+        _require_row_store(Path(path), row_store_name)
     except UnreadableFile as error:
         return str(error)
     return None
 
 
 class _FileState(NamedTuple):
-    """A file as it was when its hash was compared; any change of the file changes one of these fields."""
+    """The state of a file when its hash was compared. Any change of the file changes one of these fields.
+
+    Attributes:
+        path: The path of the file.
+        modified_ns: When the content was modified, in nanoseconds since 1970.
+        changed_ns: When the content or the metadata was changed, in nanoseconds since 1970.
+        inode: The number that the file system gives the file.
+    """
 
     path: str
     modified_ns: int
@@ -147,12 +175,12 @@ class _FileState(NamedTuple):
     inode: int
 
 
-_verified: set[_FileState] = set()
+_verified_states: set[_FileState] = set()
 """The files whose hash this process has compared."""
 
 
 def _build_file_state(path: Path, status: os.stat_result) -> _FileState:
-    """Return what a `stat` says of a file."""
+    """Return the state of a file, by its status from `os.stat`."""
     return _FileState(
         path=str(path),
         modified_ns=status.st_mtime_ns,
@@ -161,7 +189,7 @@ def _build_file_state(path: Path, status: os.stat_result) -> _FileState:
     )
 
 
-def _require_owner(path: Path, owner: str | None) -> None:
+def _require_row_store(path: Path, row_store_name: str | None) -> None:
     """Check that a file was written for a certain row store.
 
     Files of earlier releases do not say what they were written for, and pass.
@@ -169,40 +197,43 @@ def _require_owner(path: Path, owner: str | None) -> None:
     Raises:
         UnreadableFile: The file was written for another row store.
     """
-    if owner is None:
+    if row_store_name is None:
         return
-    written_for = pl.read_parquet_metadata(path).get(OWNER)
-    if written_for not in (None, owner):
-        raise UnreadableFile(f"was written for {written_for}")
+
+    stored_name = pl.read_parquet_metadata(path).get(ROW_STORE_METADATA_KEY)
+    if stored_name not in (None, row_store_name):
+        raise UnreadableFile(f"was written for {stored_name}")
 
 
-def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None:
+def verify_file(path: Path, size_bytes: int, expected_hash: str, row_store_name: str | None = None) -> None:
     """Check the size and the content of a file, once per process and again after a change of the file.
 
     Args:
         path: The path of the file.
-        size: Its size in bytes.
-        digest: The hash of its content.
-        owner: The row store that the file must have been written for.
+        size_bytes: Its size in bytes.
+        expected_hash: The hash of its content.
+        row_store_name: The row store that the file must have been written for.
 
     Raises:
         UnreadableFile: The file is missing or damaged, or was written for another row store.
         ReadError: The file cannot be read.
     """
-    status = _require_size(path, size)
+    status = _require_size(path, size_bytes)
     state = _build_file_state(path, status)
-    if state in _verified:
+    if state in _verified_states:
         return
 
-    # First the last bytes, before the whole file is read.
-    check(path, size)
-    _require_content(path, digest, owner)
+    # The last bytes are checked first, so that a truncated file need not be read whole.
+    check_size_and_footer(path, size_bytes)
+    _require_content(path, expected_hash, row_store_name)
 
-    if is_settled(status):  # a file written a moment ago may change again within the same clock tick
-        _verified.add(state)  # until the file changes, a later call only looks at its state
+    # Remember the state, so that a later call need not read the file again. A file that was written a moment ago is
+    # left out, because it may change again within the same tick of the clock, which its times would not show.
+    if has_settled_times(status):
+        _verified_states.add(state)
 
 
-def _require_content(path: Path, digest: str, owner: str | None) -> None:
+def _require_content(path: Path, expected_hash: str, row_store_name: str | None) -> None:
     """Read a file, and check its hash and the row store it was written for.
 
     Raises:
@@ -210,17 +241,17 @@ def _require_content(path: Path, digest: str, owner: str | None) -> None:
         ReadError: The file cannot be read.
     """
     try:
-        if stream_hash(path) != digest:
-            raise UnreadableFile(DAMAGED)
-        _require_owner(path, owner)
+        if compute_file_content_hash(path) != expected_hash:
+            raise UnreadableFile(DAMAGED_REASON)
+        _require_row_store(path, row_store_name)
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
         raise ReadError(path, error) from error
 
 
-def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[pl.DataFrame]:
-    """Combine consecutive frames into pieces that take at least `size` bytes of memory each.
+def pieces(frames: Iterable[pl.DataFrame], min_piece_bytes: int = TARGET_FILE_BYTES) -> Iterator[pl.DataFrame]:
+    """Combine consecutive frames into pieces that take at least `min_piece_bytes` bytes of memory each.
 
     Frames are never split, and the last piece may be smaller. If there is a frame at all, there is a piece,
     even without rows.
@@ -232,7 +263,7 @@ def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[p
         waiting.append(frame)
         waiting_bytes += frame.estimated_size()
 
-        if waiting_bytes >= size:
+        if waiting_bytes >= min_piece_bytes:
             yield pl.concat(waiting)
             waiting = []
             waiting_bytes = 0.0
@@ -244,23 +275,24 @@ def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[p
 
 
 class ContentHash:
-    """Hash rows in order to 16 hexadecimal characters, the data version of a part.
+    """Hashes rows, in order, to 16 hexadecimal characters: the data version of a part.
 
-    Names and types of columns count. `volatile` columns, which measure a run, such as seconds, do not.
+    Names and types of columns count too. Volatile columns, which measure a run, such as seconds, do not count.
 
-        content = ContentHash(volatile=["seconds"])
+    Each column has a few hash streams (XXH3): one for which rows are null, one for the lengths of texts and lists, and
+    one for the values. A stream is named by its column and by what it holds, such as "input lengths".
+
+    Example:
+        content_hash = ContentHash(volatile_columns=["seconds"])
         for frame in frames:
-            content.update(frame)
-        data_version = content.hexdigest()
-
-    Each column has a few XXH3 streams: which rows are null, the lengths of texts and lists, and the values. A stream is
-    named by its column and by what it holds, such as "input lengths".
+            content_hash.update(frame)
+        data_version = content_hash.hexdigest()
     """
 
-    def __init__(self, volatile: Collection[str] = ()) -> None:
-        self._volatile = tuple(volatile)
-        self._streams: dict[str, xxh3_128] = {}
-        self._schema = ""  # of the first frame, as text
+    def __init__(self, volatile_columns: Collection[str] = ()) -> None:
+        self._volatile_columns = tuple(volatile_columns)
+        self._streams_by_name: dict[str, xxh3_128] = {}
+        self._schema_text = ""  # the schema of the first frame, as text; "" before
 
     def update(self, frame: pl.DataFrame) -> None:
         """Add rows to the hash.
@@ -275,113 +307,123 @@ class ContentHash:
         if frame.is_empty():
             return
 
-        columns = frame.drop(self._volatile, strict=False).to_dict()
+        columns = frame.drop(self._volatile_columns, strict=False).to_dict()
         for name, series in columns.items():
             array = series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
             self._add_values(name, array)
 
     def hexdigest(self) -> str:
         """Return the hash of all rows so far."""
-        hashes = {name: stream.hexdigest() for name, stream in self._streams.items()}
-        return fingerprint([self._schema, hashes])
+        hashes = {name: stream.hexdigest() for name, stream in self._streams_by_name.items()}
+        return fingerprint([self._schema_text, hashes])
 
     def _set_schema(self, schema: pl.Schema) -> None:
-        """Remember the schema of the rows. Raises ValueError for another schema than before."""
-        text = _format_schema(tuple(schema.items()), self._volatile)
-        if self._schema and text != self._schema:
-            raise ValueError(f"a part has one schema: {self._schema} and then {text}")
-        self._schema = text
+        """Remember the schema of the rows.
 
-    def _add_values(self, name: str, values: pa.Array) -> None:
+        Raises:
+            ValueError: The schema differs from that of earlier rows.
+        """
+        schema_text = _format_schema(tuple(schema.items()), self._volatile_columns)
+        if self._schema_text and schema_text != self._schema_text:
+            raise ValueError(f"a part has one schema: {self._schema_text} and then {schema_text}")
+        self._schema_text = schema_text
+
+    def _add_values(self, stream_prefix: str, values: pa.Array) -> None:
         """Add the values of a column, or values nested in it, to the hash.
 
         Args:
-            name: How the names of the streams begin that the values are added to.
+            stream_prefix: The beginning of the names of the hash streams, such as the name of the column.
             values: The values, as an Arrow array.
 
         Raises:
             TypeError: The values are of a type that no table has.
         """
-        kind = values.type
-        self._add_bytes(f"{name} nulls", np.asarray(values.is_null()))
+        arrow_type = values.type
+        self._add_bytes(f"{stream_prefix} nulls", np.asarray(values.is_null()))
 
-        if _is_text_type(kind):
-            self._add_texts(name, values)
-        elif pa.types.is_large_list(kind):
-            self._add_lists(name, values)
-        elif pa.types.is_struct(kind):
-            self._add_structs(name, values)
-        elif pa.types.is_primitive(kind):
-            self._add_bytes(f"{name} values", _to_numbers(values))
+        if _is_text_type(arrow_type):
+            self._add_texts(stream_prefix, values)
+        elif pa.types.is_large_list(arrow_type):
+            self._add_lists(stream_prefix, values)
+        elif pa.types.is_struct(arrow_type):
+            self._add_structs(stream_prefix, values)
+        elif pa.types.is_primitive(arrow_type):
+            self._add_bytes(f"{stream_prefix} values", _convert_to_numbers(values))
         else:
-            raise TypeError(f"{name}: no table holds {kind}")
+            raise TypeError(f"{stream_prefix}: no table holds {arrow_type}")
 
-    def _add_texts(self, name: str, texts: pa.Array) -> None:
+    def _add_texts(self, stream_prefix: str, texts: pa.Array) -> None:
         """Add the lengths of texts (0 for null), and their bytes."""
-        if texts.null_count:  # there may be bytes of former values in place of a null
+        if texts.null_count:  # the memory of a null may hold bytes of former values, which must not count
             texts = pc.fill_null(texts, pa.scalar(b"", texts.type))
-        self._add_bytes(f"{name} lengths", pc.binary_length(texts).to_numpy())
-        self._add_text_bytes(f"{name} text", texts)
+        self._add_bytes(f"{stream_prefix} lengths", pc.binary_length(texts).to_numpy())
+        self._add_text_bytes(f"{stream_prefix} text", texts)
 
-    def _add_lists(self, name: str, lists: pa.Array) -> None:
+    def _add_lists(self, stream_prefix: str, lists: pa.Array) -> None:
         """Add the lengths of lists (0 for null), and their items."""
         lengths = pc.fill_null(pc.list_value_length(lists), 0)
-        self._add_bytes(f"{name} lengths", lengths.to_numpy())
-        self._add_values(f"{name} items", lists.flatten())
+        self._add_bytes(f"{stream_prefix} lengths", lengths.to_numpy())
+        self._add_values(f"{stream_prefix} items", lists.flatten())
 
-    def _add_structs(self, name: str, structs: pa.Array) -> None:
+    def _add_structs(self, stream_prefix: str, structs: pa.Array) -> None:
         """Add the values of each field of structs."""
         for field, field_values in zip(structs.type, structs.flatten(), strict=True):
-            self._add_values(f"{name} {field.name}", field_values)
+            self._add_values(f"{stream_prefix} {field.name}", field_values)
 
-    def _add_text_bytes(self, stream: str, values: pa.Array) -> None:
+    def _add_text_bytes(self, stream_name: str, texts: pa.Array) -> None:
         """Add the bytes of all texts of an Arrow array to a stream, without copying them."""
-        _, offsets_buffer, text_buffer = values.buffers()  # the first says which are null, and is hashed elsewhere
+        _, offsets_buffer, text_buffer = texts.buffers()  # the first buffer says which texts are null
         if text_buffer is None:  # there is no text
             return
 
-        # `text_buffer` has all texts end to end, text i between offsets i and i + 1. The column may be a slice of its
-        # buffers, which begins at text `values.offset`.
-        offsets = np.frombuffer(offsets_buffer, np.int64)
-        first = offsets[values.offset]
-        end = offsets[values.offset + len(values)]
-        self._add_bytes(stream, memoryview(text_buffer)[first:end])
+        # `text_buffer` has all texts one after the other. Text i goes from byte `text_offsets[i]` to
+        # `text_offsets[i + 1]`. If the array is a slice of a longer one, its first text is number `texts.offset`.
+        text_offsets = np.frombuffer(offsets_buffer, np.int64)
+        start = text_offsets[texts.offset]
+        end = text_offsets[texts.offset + len(texts)]
+        self._add_bytes(stream_name, memoryview(text_buffer)[start:end])
 
-    def _add_bytes(self, stream: str, values: NDArray[Any] | memoryview) -> None:
-        """Add bytes to the XXH3 stream of that name."""
-        content = values if isinstance(values, memoryview) else np.ascontiguousarray(values).data
-        if stream not in self._streams:
-            self._streams[stream] = xxh3_128()
-        self._streams[stream].update(content)
+    def _add_bytes(self, stream_name: str, values: NDArray[Any] | memoryview) -> None:
+        """Add the bytes of an array, or of a view of memory, to the hash stream of that name."""
+        if isinstance(values, memoryview):
+            content = values
+        else:
+            content = np.ascontiguousarray(values).data
+
+        if stream_name not in self._streams_by_name:
+            self._streams_by_name[stream_name] = xxh3_128()
+        self._streams_by_name[stream_name].update(content)
 
 
-def _is_text_type(kind: pa.DataType) -> bool:
+def _is_text_type(arrow_type: pa.DataType) -> bool:
     """Return whether the values of an Arrow type are texts or bytes."""
-    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
+    return bool(pa.types.is_large_string(arrow_type) or pa.types.is_large_binary(arrow_type))
 
 
-def _to_numbers(values: pa.Array) -> NDArray[Any]:
+def _convert_to_numbers(values: pa.Array) -> NDArray[Any]:
     """Turn an Arrow array of numbers, days or times into numbers.
 
     Days and times become integers. Null becomes 0, because the memory of a null may hold anything.
     """
-    kind = values.type
     numbers = values
-    if pa.types.is_temporal(kind):
-        numbers = values.view(INTEGERS[kind.bit_width])
+    if pa.types.is_temporal(values.type):
+        integer_type = INTEGER_TYPES_BY_BITS[values.type.bit_width]
+        numbers = values.view(integer_type)
 
     if numbers.null_count:
-        numbers = numbers.fill_null(pa.scalar(0).cast(numbers.type))
+        zero = pa.scalar(0).cast(numbers.type)
+        numbers = numbers.fill_null(zero)
 
     array: NDArray[Any] = numbers.to_numpy(zero_copy_only=False)
     return array
 
 
 @lru_cache(maxsize=256)
-def _format_schema(columns: tuple[tuple[str, pl.DataType], ...], volatile: tuple[str, ...]) -> str:
-    """Return the names and types of all columns but the volatile ones, as text."""
-    return str([(name, str(dtype)) for name, dtype in columns if name not in volatile])
+def _format_schema(columns: tuple[tuple[str, pl.DataType], ...], volatile_columns: tuple[str, ...]) -> str:
+    """Return the names and types of all columns as text. Volatile columns (measurements) are left out."""
+    names_and_types = [(name, str(dtype)) for name, dtype in columns if name not in volatile_columns]
+    return str(names_and_types)
 
 
-INTEGERS = {32: pa.int32(), 64: pa.int64()}
-"""The integers in which days and times are counted, by bits."""
+INTEGER_TYPES_BY_BITS = {32: pa.int32(), 64: pa.int64()}
+"""The integer type with as many bits as a type of days or times."""

@@ -9,22 +9,22 @@ import duckdb
 import polars as pl
 from duckdb.sqltypes import DuckDBPyType
 
-OFFLINE: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False}
+OFFLINE_CONFIG: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False}
 """DuckDB would otherwise download an extension that a query happens to name."""
-NESTED = ("list", "array", "struct", "map", "tuple")
+NESTED_TYPES = ("list", "array", "struct", "map", "tuple")
 """DuckDB's types that hold values of other types."""
-FOREIGN = ("interval", "union", "blob", "bit", "bignum")
+UNREADABLE_TYPES = ("interval", "union", "blob", "bit", "bignum")
 """DuckDB's types that polars cannot read, or cannot write as text."""
-UNSHOWN = "which cannot be shown; turn it into text with ::VARCHAR"
+UNREADABLE_REMEDY = "which cannot be shown; turn it into text with ::VARCHAR"
 """The end of the error for an answer with such a type."""
 
 
-def open_in_memory() -> duckdb.DuckDBPyConnection:
+def open_memory_database() -> duckdb.DuckDBPyConnection:
     """Open a new database in memory, which is gone when the connection is closed."""
-    return duckdb.connect(config=OFFLINE)
+    return duckdb.connect(config=OFFLINE_CONFIG)
 
 
-def open_scratch() -> duckdb.DuckDBPyConnection:
+def open_scratch_connection() -> duckdb.DuckDBPyConnection:
     """Open a connection to the one database in memory that all callers in this process share, for small queries.
 
     TEMP tables are gone when it is closed; anything else stays as long as the process.
@@ -34,16 +34,17 @@ def open_scratch() -> duckdb.DuckDBPyConnection:
 
 @cache
 def _open_shared_database() -> duckdb.DuckDBPyConnection:
-    """Open the database of this process; once."""
-    return open_in_memory()
+    """Open the database in memory that all callers in this process share, at the first call."""
+    return open_memory_database()
 
 
-def read_sql_file(package: str, name: str) -> str:
-    """Return the text of the file `name` in a Python package, as in `read_sql_file("toolformer_dag.lake", "rule.sql")`.
+def read_sql_file(package: str, file_name: str) -> str:
+    """Return the text of an SQL file in a Python package. The text belongs in the fingerprint of whatever runs it.
 
-    The text belongs in the fingerprint of whatever runs it.
+    Example:
+        read_sql_file("toolformer_dag.lake", "rule.sql")
     """
-    return files(package).joinpath(name).read_text("utf-8")
+    return files(package).joinpath(file_name).read_text("utf-8")
 
 
 def run_sql(connection: duckdb.DuckDBPyConnection, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
@@ -58,19 +59,22 @@ def run_sql(connection: duckdb.DuckDBPyConnection, sql: str, parameters: Mapping
         duckdb.Error: A statement fails.
         KeyError: A parameter is missing.
     """
-    values = parameters or {}
+    if parameters is None:
+        parameters = {}
+
     for statement in connection.extract_statements(sql):
-        named_values = {name: values[name] for name in statement.named_parameters}
-        connection.execute(statement, named_values)
+        # DuckDB refuses parameters that a statement does not mention.
+        statement_parameters = {name: parameters[name] for name in statement.named_parameters}
+        connection.execute(statement, statement_parameters)
 
 
-def rows(connection: duckdb.DuckDBPyConnection, query: str) -> pl.DataFrame:
+def query_frame(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame:
     """Run an SQL query and return its answer as a Polars frame.
 
     Raises:
         duckdb.Error: The query fails, the text holds no query, or Polars cannot hold a column or a value.
     """
-    relation = connection.sql(query)
+    relation = connection.sql(sql)
     if relation is None:
         raise duckdb.ProgrammingError("there is no query in this text; write one, such as `from funnel`")
 
@@ -78,31 +82,36 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str) -> pl.DataFrame:
     try:
         answer: pl.DataFrame = relation.pl()
     except pl.exceptions.PolarsError as error:
-        raise _build_unshown_error(f"a column has values without a place in polars ({error})") from error
+        raise _build_unreadable_error(f"a column has values without a place in polars ({error})") from error
     return answer
 
 
 def _require_readable_columns(relation: duckdb.DuckDBPyRelation) -> None:
-    """Raise duckdb.Error for a column whose type Polars cannot hold."""
-    for name, kind in zip(relation.columns, relation.types, strict=True):
-        if _is_foreign(kind):
-            raise _build_unshown_error(f"column {name!r} is of type {kind}")
+    """Check that Polars can hold all columns of an answer.
+
+    Raises:
+        duckdb.Error: It cannot hold the type of a column.
+    """
+    for column_name, column_type in zip(relation.columns, relation.types, strict=True):
+        if _is_unreadable_type(column_type):
+            raise _build_unreadable_error(f"column {column_name!r} is of type {column_type}")
 
 
 def quote_sql(text: object) -> str:
-    """Return `text` as a SQL string literal: `it's` becomes `'it''s'`."""
+    """Return a text as an SQL string literal: `it's` becomes `'it''s'`."""
     return "'" + str(text).replace("'", "''") + "'"
 
 
-def _is_foreign(kind: DuckDBPyType) -> bool:
-    """Return whether a type is FOREIGN, or holds one that is."""
-    if kind.id not in NESTED:
-        return kind.id in FOREIGN
-    # The size of an array is a child too, but no type.
-    held_types = [child for _, child in kind.children if isinstance(child, DuckDBPyType)]
-    return any(_is_foreign(held_type) for held_type in held_types)
+def _is_unreadable_type(duckdb_type: DuckDBPyType) -> bool:
+    """Return whether a type is one of UNREADABLE_TYPES, or a nested type, such as a list, that holds one of them."""
+    if duckdb_type.id not in NESTED_TYPES:
+        return duckdb_type.id in UNREADABLE_TYPES
+
+    # The size of an array is a child too, but not a type.
+    inner_types = [child for _, child in duckdb_type.children if isinstance(child, DuckDBPyType)]
+    return any(_is_unreadable_type(inner_type) for inner_type in inner_types)
 
 
-def _build_unshown_error(reason: str) -> duckdb.Error:
-    """Return the error for an answer that cannot be shown, with what to do."""
-    return duckdb.NotSupportedError(f"{reason}, {UNSHOWN}")
+def _build_unreadable_error(reason: str) -> duckdb.Error:
+    """Return the error for an answer that cannot be shown, with what to do about it."""
+    return duckdb.NotSupportedError(f"{reason}, {UNREADABLE_REMEDY}")

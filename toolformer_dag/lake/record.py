@@ -9,134 +9,155 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-STORES = "stores"
+STORES_FIELD = "stores"
 """The field that names the row stores behind an output; `clean` keeps those."""
 PACKAGES = ("toolformer-dag", "polars", "duckdb", "torch", "transformers", "tokenizers")
 """The packages whose versions stand in a record."""
 ABSENT = "(absent)"
 """What a FieldChange shows for a field that one of the two records lacks."""
-SHORT = 60
+MAX_SHOWN_CHARACTERS = 60
 """The most characters of a value that people are shown."""
-COMPARED = ("settings", "inputs")
+COMPARED_FIELDS = ("settings", "inputs")
 """The fields of a record that determine rows; versions, commit and time are there for people."""
 
 
-def record(settings: Mapping[str, Any], inputs: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+def build_record(settings: Mapping[str, Any], inputs: Mapping[str, Any], **extra_fields: Any) -> dict[str, Any]:
     """Make the record of an output that is written now.
 
     It also holds the versions of PACKAGES, the git commit and the time (UTC).
 
     Args:
         settings: What determines the rows, apart from the inputs.
-        inputs: What the output is made from: the version of the data, by name.
-        facts: Further fields, such as STORES, that do not count when records are compared.
+        inputs: The data that the output is made from: its version, by name.
+        extra_fields: Further fields, such as STORES_FIELD, that do not count when records are compared.
     """
     return {
         "settings": dict(settings),
         "inputs": dict(inputs),
-        "versions": dict(versions()),
-        "commit": commit(),
+        "versions": dict(get_package_versions()),
+        "commit": find_git_commit(),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        **facts,
+        **extra_fields,
     }
 
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """A difference between two records, as text `settings.tau_f: 0.5 -> 0.8`.
+    """A difference between two records. Its text is such as "settings.tau_f: 0.5 -> 0.8".
 
-    - `field`: a dotted path, such as "settings.prompt" or "inputs.scored_candidates"
-    - `old`, `new`: the two values; ABSENT where a record has no such field
+    Attributes:
+        field_path: The dotted path of the field, such as "settings.prompt" or "inputs.scored_candidates".
+        old_value: The value in the old record, or ABSENT if that record has no such field.
+        new_value: The value in the new record, or ABSENT.
     """
 
-    field: str
-    old: object
-    new: object
+    field_path: str
+    old_value: object
+    new_value: object
 
     def __str__(self) -> str:
-        old, new = shorten_pair(self.old, self.new)
-        return f"{self.field}: {old} -> {new}"
+        old_text, new_text = shorten_pair(self.old_value, self.new_value)
+        return f"{self.field_path}: {old_text} -> {new_text}"
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]:
-    """Return the settings that differ between two records, then the inputs, each sorted by field."""
-    if all(old.get(field, {}) == new.get(field, {}) for field in COMPARED):
+def list_record_changes(old_record: Mapping[str, Any], new_record: Mapping[str, Any]) -> list[FieldChange]:
+    """List the settings that differ between two records, then the inputs, each sorted by their path.
+
+    A record says what an output was made from. If nothing differs, the output is up to date.
+    """
+    # Mostly nothing differs, which this finds out faster.
+    are_equal = all(old_record.get(field, {}) == new_record.get(field, {}) for field in COMPARED_FIELDS)
+    if are_equal:
         return []
-    return _list_changed_fields(_collect_compared_values(old), _collect_compared_values(new))
+
+    old_values_by_path = _collect_compared_values(old_record)
+    new_values_by_path = _collect_compared_values(new_record)
+    return _list_changed_fields(old_values_by_path, new_values_by_path)
 
 
-def _list_changed_fields(old: Mapping[str, object], new: Mapping[str, object]) -> list[FieldChange]:
+def _list_changed_fields(
+    old_values_by_path: Mapping[str, object], new_values_by_path: Mapping[str, object]
+) -> list[FieldChange]:
     """List the fields whose values differ: settings first, then inputs.
 
     Args:
-        old: Values by dotted path, such as "settings.tau_f".
-        new: Other values in the same form.
+        old_values_by_path: The old values by dotted path, such as "settings.tau_f".
+        new_values_by_path: The new values in the same form.
     """
-    changed = []
-    for field in sorted(old.keys() | new.keys(), key=_sort_settings_first):
-        old_value = old.get(field, ABSENT)
-        new_value = new.get(field, ABSENT)
+    all_paths = old_values_by_path.keys() | new_values_by_path.keys()
+
+    field_changes = []
+    for field_path in sorted(all_paths, key=_build_sort_key):
+        old_value = old_values_by_path.get(field_path, ABSENT)
+        new_value = new_values_by_path.get(field_path, ABSENT)
         if old_value != new_value:
-            changed.append(FieldChange(field, old_value, new_value))
-    return changed
+            field_changes.append(FieldChange(field_path, old_value, new_value))
+    return field_changes
 
 
-def _sort_settings_first(field: str) -> tuple[bool, str]:
-    """Return the sort key that puts settings, which people change themselves, before inputs."""
-    is_input = not field.startswith("settings.")
-    return is_input, field
+def _build_sort_key(field_path: str) -> tuple[bool, str]:
+    """Return a sort key that puts settings, which people change themselves, before inputs."""
+    is_input = not field_path.startswith("settings.")
+    return is_input, field_path
 
 
 def _collect_compared_values(record: Mapping[str, Any]) -> dict[str, object]:
     """Return the settings and inputs of a record by dotted path, such as "settings.tau_f"."""
-    return dict(flat({field: record.get(field, {}) for field in COMPARED}))
+    compared_fields = {field: record.get(field, {}) for field in COMPARED_FIELDS}
+    return dict(iter_flat_fields(compared_fields))
 
 
-def shortened(value: object) -> str:
-    """Return the value in at most SHORT characters of one line; `...` stands for what is left out."""
+def shorten_value(value: object) -> str:
+    """Return a value as one line of at most MAX_SHOWN_CHARACTERS. A longer text is cut and ends with "..."."""
     text = str(value).replace("\n", "\\n")
-    if len(text) <= SHORT:
+    if len(text) <= MAX_SHOWN_CHARACTERS:
         return text
-    return f"{text[: SHORT - 3]}..."
+    return f"{text[: MAX_SHOWN_CHARACTERS - 3]}..."
 
 
-def shorten_pair(old: object, new: object) -> tuple[str, str]:
-    """Shorten two values to at most SHORT characters each.
+def shorten_pair(old_value: object, new_value: object) -> tuple[str, str]:
+    """Shorten two values to at most MAX_SHOWN_CHARACTERS each.
 
-    Long texts are cut in such a way that their first difference is shown.
+    Two long texts are cut in such a way that their first difference is shown.
     """
-    if isinstance(old, str) and isinstance(new, str):
-        begin = _find_first_shown_character(old, new)
-        return _shorten_from(begin, old), _shorten_from(begin, new)
-    return shortened(old), shortened(new)
+    if isinstance(old_value, str) and isinstance(new_value, str):
+        first_offset = _find_first_shown_offset(old_value, new_value)
+        return _shorten_from(first_offset, old_value), _shorten_from(first_offset, new_value)
+
+    return shorten_value(old_value), shorten_value(new_value)
 
 
-def _find_first_shown_character(old: str, new: str) -> int:
+def _find_first_shown_offset(old_text: str, new_text: str) -> int:
     """Find where to start showing two texts, so that their first difference is seen.
 
     Returns:
         A character offset shortly before the first difference, or 0 if both texts are short.
     """
-    if max(len(old), len(new)) <= SHORT:
+    longer_length = max(len(old_text), len(new_text))
+    if longer_length <= MAX_SHOWN_CHARACTERS:
         return 0
 
-    # One text may begin with the other.
-    first_difference = min(len(old), len(new))
-    for offset, (old_character, new_character) in enumerate(zip(old, new, strict=False)):
+    # If one text begins with the other, they first differ where the shorter one ends.
+    first_difference = min(len(old_text), len(new_text))
+    for offset, (old_character, new_character) in enumerate(zip(old_text, new_text, strict=False)):
         if old_character != new_character:
             first_difference = offset
             break
 
-    return max(0, first_difference - SHORT // 4)
+    # Show some characters before the difference, too.
+    return max(0, first_difference - MAX_SHOWN_CHARACTERS // 4)
 
 
-def _shorten_from(begin: int, text: str) -> str:
-    """Return a text from the character offset `begin` on, in at most SHORT characters; `...` marks what is cut."""
-    dots = "..." if begin else ""
-    return shortened(dots + text[begin:])
+def _shorten_from(first_offset: int, text: str) -> str:
+    """Return a text from a character offset on, as one line of at most MAX_SHOWN_CHARACTERS.
+
+    "..." stands for what is left out before and after it.
+    """
+    leading_dots = "..." if first_offset > 0 else ""
+    return shorten_value(leading_dots + text[first_offset:])
 
 
-def flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object]]:
+def iter_flat_fields(nested_mapping: Mapping[str, Any], path_prefix: str = "") -> Iterator[tuple[str, object]]:
     """Flatten nested mappings. Tuples become lists, as in JSON.
 
     Yields:
@@ -145,23 +166,24 @@ def flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object
     Example:
         {"tool": {"tau_f": 0.5, "names": ("a",)}} gives ("tool.tau_f", 0.5) and ("tool.names", ["a"]).
     """
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            yield from flat(item, f"{path}{key}.")
-        elif isinstance(item, tuple):
-            yield f"{path}{key}", list(item)
+    for key, value in nested_mapping.items():
+        field_path = f"{path_prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from iter_flat_fields(value, f"{field_path}.")
+        elif isinstance(value, tuple):
+            yield field_path, list(value)
         else:
-            yield f"{path}{key}", item
+            yield field_path, value
 
 
 @lru_cache(maxsize=1)
-def versions() -> Mapping[str, str]:
-    """Return the installed versions of PACKAGES, without importing them; once per process."""
+def get_package_versions() -> Mapping[str, str]:
+    """Return the installed version of each of PACKAGES. They are read once per process, without an import."""
     return {package: get_installed_version(package) for package in PACKAGES}
 
 
 def get_installed_version(package: str) -> str:
-    """Return the installed version of a package, else "not installed"."""
+    """Return the installed version of a package, or "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -169,7 +191,7 @@ def get_installed_version(package: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def commit() -> str | None:
+def find_git_commit() -> str | None:
     """Return the hash of the git commit that this package runs from, read once per process.
 
     Returns:

@@ -1,14 +1,14 @@
 """The session of a step: what the step has read of the lake and remembers, and what it still has to write.
 
-A session is ambient: `with session():` opens one for everything that runs inside the block, and `get_current_session()`
-finds it. Tables and row stores (computed rows) behave differently inside one:
+A session is ambient: `with enter_session():` opens one for everything that runs inside the block, and
+`get_current_session()` finds it. Tables and row stores (computed rows) behave differently inside one:
 
 - A manifest, and the names of a row store's files, are read once. What others change is seen by the next step; what the
   step publishes itself is seen at once. Without a session they are read at every call.
-- Where `batching`, a publication waits in the held manifest and is written with others, and files are written in the
-  background. Else both are written at once.
-- In a worker process, where `news` is a list, a publication is told to the process that leads the step; that one writes
-  the manifest.
+- If `is_batching`, a publication waits in the remembered manifest and is written with others, and files are written in
+  the background. Otherwise both are written at once.
+- In a worker process, where `unsent_news` is a list, a publication is reported to the process that leads the step, and
+  that process writes the manifest.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,24 +19,36 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 Answer = TypeVar("Answer")
-UPLOADS_AT_ONCE = 8
+MAX_CONCURRENT_UPLOADS = 8
 """Files that a session writes in the background at once, where their order does not matter."""
 
 
 class NewRowFile(NamedTuple):
-    """A file of computed rows that a worker has written: its row store and its name."""
+    """A file of computed rows that a worker process has written.
 
-    store: str
-    file: str
+    Attributes:
+        store_name: The path of its row store in the lake.
+        file_name: The name of the file.
+    """
+
+    store_name: str
+    file_name: str
 
 
 class NewPart(NamedTuple):
-    """A part that a worker has made or withdrawn: its line in the manifest before and now; None where there is none."""
+    """A part of a table that a worker process has published or withdrawn.
 
-    table: str
-    part: str
-    line_before: bytes | None
-    line: bytes | None
+    Attributes:
+        table_name: The name of the table.
+        part_name: The name of the part.
+        old_line: The former line of the part in the manifest (the list of parts), or None if it had none.
+        new_line: The new line, or None if the part was withdrawn.
+    """
+
+    table_name: str
+    part_name: str
+    old_line: bytes | None
+    new_line: bytes | None
 
 
 News = NewRowFile | NewPart
@@ -44,57 +56,83 @@ News = NewRowFile | NewPart
 
 
 class BackgroundWrites:
-    """Writes that go on in threads while the step computes; at most `most_waiting` are open at a time.
+    """Writes that run in threads while the step computes.
 
-    An error of a write is raised by the next call of `add` that waits for it, or by `wait`.
+    The error of a write is raised by the next call of `start_write` that waits for it, or by `raise_errors`.
     """
 
-    def __init__(self, threads: int, most_waiting: int) -> None:
-        self._pool = ThreadPoolExecutor(threads)
-        self._most_waiting = most_waiting
-        self._open: list[Future[None]] = []  # the oldest first
+    def __init__(self, thread_count: int, max_open_writes: int) -> None:
+        """Prepare the threads.
 
-    def add(self, write: Callable[[], None]) -> None:
-        """Begin a write; wait for the oldest where too many are open."""
-        self._open.append(self._pool.submit(write))
-        if len(self._open) > self._most_waiting:
-            self._open[0].result()
-            del self._open[0]
+        Args:
+            thread_count: The number of writes that run at once.
+            max_open_writes: The number of writes that may be running or waiting. More make `start_write` wait.
+        """
+        self._pool = ThreadPoolExecutor(thread_count)
+        self._max_open_writes = max_open_writes
+        self._open_writes: list[Future[None]] = []  # the oldest first
 
-    def finish(self) -> None:
-        """Wait until all writes have ended, failed ones too. Raises nothing."""
-        wait(list(self._open))
+    def start_write(self, write: Callable[[], None]) -> None:
+        """Start a write in the background. If too many are open, wait for the oldest one.
+
+        Raises:
+            Exception: The error of the oldest write, if it failed.
+        """
+        self._open_writes.append(self._pool.submit(write))
+        if len(self._open_writes) > self._max_open_writes:
+            self._open_writes[0].result()
+            del self._open_writes[0]
+
+    def wait_for_all(self) -> None:
+        """Wait until all writes have ended, including failed ones, without raising their errors."""
+        wait(list(self._open_writes))
 
     def raise_errors(self) -> None:
-        """Forget the writes that `finish` has waited for. Raises what the first of them raised, at each call again."""
-        for write in self._open:
-            write.result()
-        self._open.clear()
+        """Raise the error of the first write that failed, or forget all writes if none did.
+
+        `wait_for_all` has to be called before. After an error, each further call raises it again.
+
+        Raises:
+            Exception: The error of the first write that failed.
+        """
+        for open_write in self._open_writes:
+            open_write.result()
+        self._open_writes.clear()
 
 
 @dataclass
 class LakeSession:
-    """What a step holds of the lake.
+    """What a step remembers of the lake, and what it still has to write.
 
-    - `held`: manifests, listings and names of files, by the place they were read from
-    - `batching`: whether parts are published in batches (`Lake.batch`), and files written in the background
-    - `news`: in a worker process, what it has made since `take_news`; None in the process that leads the step
+    Attributes:
+        cache_by_place: Manifests, listings and names of files, by the place that they were read from.
+        is_batching: Whether parts are published in batches (`Lake.batch_publications`), and files written in the
+            background.
+        unsent_news: In a worker process, what it has made since the last `take_news`. None in the process that leads
+            the step.
     """
 
-    held: dict[str, Any] = field(default_factory=dict)
-    batching: bool = False
-    news: list[News] | None = None
-    _writes: BackgroundWrites = field(default_factory=lambda: BackgroundWrites(UPLOADS_AT_ONCE, 2 * UPLOADS_AT_ONCE))
+    cache_by_place: dict[str, Any] = field(default_factory=dict)
+    is_batching: bool = False
+    unsent_news: list[News] | None = None
+    _unordered_writes: BackgroundWrites = field(
+        default_factory=lambda: BackgroundWrites(MAX_CONCURRENT_UPLOADS, 2 * MAX_CONCURRENT_UPLOADS)
+    )
     _ordered_writes: BackgroundWrites = field(default_factory=lambda: BackgroundWrites(1, 2))
 
-    def once(self, place: str, ask: Callable[[], Answer]) -> Answer:
-        """Return what is held for `place`; the first time, hold what `ask` returns."""
-        if place not in self.held:
-            self.held[place] = ask()
-        answer: Answer = self.held[place]
+    def get_or_compute(self, place: str, compute_answer: Callable[[], Answer]) -> Answer:
+        """Return the value that the session remembers under a key.
+
+        Args:
+            place: The key, mostly the place that the value is read from, such as the location of a folder.
+            compute_answer: Computes the value. It is only called if nothing is remembered yet.
+        """
+        if place not in self.cache_by_place:
+            self.cache_by_place[place] = compute_answer()
+        answer: Answer = self.cache_by_place[place]
         return answer
 
-    def later(self, write: Callable[[], None], in_order: bool = False) -> None:
+    def write_in_background(self, write: Callable[[], None], in_order: bool = False) -> None:
         """Write a file in the background.
 
         Args:
@@ -105,52 +143,58 @@ class LakeSession:
         Raises:
             Exception: Anything that an earlier write raised.
         """
-        writes = self._ordered_writes if in_order else self._writes
-        writes.add(write)
+        writes = self._ordered_writes if in_order else self._unordered_writes
+        writes.start_write(write)
 
     def settle(self, in_order: bool = False) -> None:
         """Wait until background writes have ended.
 
         Args:
-            in_order: Only wait for writes that `later` was given with `in_order`.
+            in_order: Only wait for writes that were started with `in_order`.
 
         Raises:
             Exception: The error of a write that failed. It is kept, so that each further call raises it again.
         """
-        awaited = [self._ordered_writes] if in_order else [self._writes, self._ordered_writes]
-        for writes in awaited:
-            writes.finish()
-        for writes in awaited:
-            # Only after all writes have ended, so that none goes on when this raises.
-            writes.raise_errors()
+        awaited_writes = [self._ordered_writes]
+        if not in_order:
+            awaited_writes = [self._unordered_writes, self._ordered_writes]
+
+        # First wait for all writes, so that none goes on when an error is raised.
+        for background_writes in awaited_writes:
+            background_writes.wait_for_all()
+        for background_writes in awaited_writes:
+            background_writes.raise_errors()
 
     def take_news(self) -> tuple[News, ...]:
-        """Return what a worker has made since the last call."""
-        news = tuple(self.news or ())
-        self.news = []
+        """Return what a worker process has made since the last call, to be sent to the process that leads the step."""
+        news = tuple(self.unsent_news or ())
+        self.unsent_news = []
         return news
 
 
-_current: ContextVar[LakeSession | None] = ContextVar("session", default=None)
+_current_session: ContextVar[LakeSession | None] = ContextVar("session", default=None)
 
 
 def get_current_session() -> LakeSession | None:
-    """Return the session of the block around the caller, if there is one."""
-    return _current.get()
+    """Return the session of the `with` block around the caller, or None outside of one."""
+    return _current_session.get()
 
 
 @contextmanager
-def session(kept: LakeSession | None = None) -> Iterator[LakeSession]:
+def enter_session(reused_session: LakeSession | None = None) -> Iterator[LakeSession]:
     """Open a session for the `with` block, or share the one that is open already.
 
     The session remembers what is read of the lake.
 
     Args:
-        kept: A session to go on with, instead of the open one or a new one.
+        reused_session: A session to go on with, instead of the open one or a new one.
+
+    Yields:
+        The session.
     """
-    entered = kept or get_current_session() or LakeSession()
-    token = _current.set(entered)
+    entered_session = reused_session or get_current_session() or LakeSession()
+    reset_token = _current_session.set(entered_session)
     try:
-        yield entered
+        yield entered_session
     finally:
-        _current.reset(token)
+        _current_session.reset(reset_token)

@@ -8,12 +8,14 @@ import duckdb
 from toolformer_dag.lake.queries import quote_sql
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 
-READ_BY_VIEW = re.compile(r'\b(?:FROM|JOIN)\s+\(*"?(\w+)"?', re.IGNORECASE)
+VIEW_SOURCE_PATTERN = re.compile(r'\b(?:FROM|JOIN)\s+\(*"?(\w+)"?', re.IGNORECASE)
 """What a view reads, in the SQL as DuckDB keeps it; names of its own WITH clause are among them."""
 
 
 def write_comments(
-    connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable], derived: Mapping[str, Sequence[str]]
+    connection: duckdb.DuckDBPyConnection,
+    tables: Sequence[WarehouseTable],
+    sources_by_derived_table: Mapping[str, Sequence[str]],
 ) -> None:
     """Write comments (COMMENT ON) to the tables, views and columns of a DuckDB file.
 
@@ -23,53 +25,61 @@ def write_comments(
     Args:
         connection: A connection to the file.
         tables: The tables with declared comments.
-        derived: For each table without a declaration, the tables that it is made from.
+        sources_by_derived_table: For each table without a declaration, the tables that it is made from.
     """
-    views = _query_tables_read_by_views(connection)
+    sources_by_view = _query_tables_read_by_views(connection)
     for table in tables:
-        kind = "VIEW" if table.name in views else "TABLE"
+        kind = "VIEW" if table.name in sources_by_view else "TABLE"
         connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quote_sql(table.comment)}')
-        _write_column_comments(connection, table.name, table.columns)
+        _write_column_comments(connection, table.name, table.comments_by_column)
 
-    sources_by_name = {**derived, **views}
-    for name, sources in sources_by_name.items():
-        _inherit_comments(connection, name, sources)
+    # Derived tables come first, then views: a view may take over comments from any of them.
+    sources_by_name = {**sources_by_derived_table, **sources_by_view}
+    for name, source_names in sources_by_name.items():
+        _inherit_comments(connection, name, source_names)
 
 
 def _query_tables_read_by_views(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
-    """Return for each view what stands behind FROM and JOIN in it; a view comes after the views that it reads."""
+    """Return the tables that each view reads: the names after FROM and JOIN in its SQL.
+
+    A view comes after the views that it reads, because they were created before it.
+    """
     query = (
         "SELECT view_name, sql FROM duckdb_views() "
         "WHERE database_name = current_database() AND NOT internal ORDER BY view_oid"
     )
-    return {name: READ_BY_VIEW.findall(sql) for name, sql in connection.execute(query).fetchall()}
+    return {name: VIEW_SOURCE_PATTERN.findall(sql) for name, sql in connection.execute(query).fetchall()}
 
 
-def _inherit_comments(connection: duckdb.DuckDBPyConnection, name: str, sources: Sequence[str]) -> None:
+def _inherit_comments(connection: duckdb.DuckDBPyConnection, table_name: str, source_names: Sequence[str]) -> None:
     """Give columns without a comment the comment of a column with the same name.
 
     Args:
         connection: A connection to the file.
-        name: The table or view.
-        sources: The tables that it is made from. The first one with a comment for a column counts.
+        table_name: The table or view.
+        source_names: The tables that it is made from. The first one with a comment for a column counts.
     """
     query = "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND comment IS NULL"
-    lacking = {column for (column,) in connection.execute(query, [name]).fetchall()}
+    columns_without_comment = {column for (column,) in connection.execute(query, [table_name]).fetchall()}
 
-    for source in sources:
-        comments = _query_column_comments(connection, source)
-        inherited = {column: comments[column] for column in lacking if column in comments}
-        _write_column_comments(connection, name, inherited)
-        lacking -= inherited.keys()
+    for source_name in source_names:
+        source_comments = _query_column_comments(connection, source_name)
+        inherited_comments = {
+            column: source_comments[column] for column in columns_without_comment if column in source_comments
+        }
+        _write_column_comments(connection, table_name, inherited_comments)
+        columns_without_comment -= inherited_comments.keys()
 
 
-def _query_column_comments(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, str]:
-    """Return the comment of each column of a table that has one."""
+def _query_column_comments(connection: duckdb.DuckDBPyConnection, table_name: str) -> dict[str, str]:
+    """Return the comments of the columns of a table, by column. Columns without a comment are left out."""
     query = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND comment IS NOT NULL"
-    return dict(connection.execute(query, [name]).fetchall())
+    return dict(connection.execute(query, [table_name]).fetchall())
 
 
-def _write_column_comments(connection: duckdb.DuckDBPyConnection, name: str, comments: Mapping[str, str]) -> None:
-    """Write comments, by column, to a table or view."""
-    for column, comment in comments.items():
-        connection.execute(f'COMMENT ON COLUMN "{name}"."{column}" IS {quote_sql(comment)}')
+def _write_column_comments(
+    connection: duckdb.DuckDBPyConnection, table_name: str, comments_by_column: Mapping[str, str]
+) -> None:
+    """Write the comments of columns of a table or view."""
+    for column, comment in comments_by_column.items():
+        connection.execute(f'COMMENT ON COLUMN "{table_name}"."{column}" IS {quote_sql(comment)}')

@@ -16,37 +16,47 @@ from typing import Any, NamedTuple, Protocol
 import duckdb
 import polars as pl
 
-from toolformer_dag.files import StorageError, WriteError, explain_limit_met, replace_whole, seal_record, write_whole
-from toolformer_dag.identity import fingerprint, stream_hash
-from toolformer_dag.lake.database_files import NO_SPACE, parse_error_reason
+from toolformer_dag.files import (
+    StorageError,
+    WriteError,
+    explain_exceeded_limit,
+    replace_file,
+    seal_record,
+    write_file_atomically,
+)
+from toolformer_dag.identity import compute_file_content_hash, fingerprint
+from toolformer_dag.lake.database_files import FULL_DISK_ERRORS, parse_error_reason
 from toolformer_dag.lake.manifest import Pointer
-from toolformer_dag.lake.session import session
+from toolformer_dag.lake.session import enter_session
 from toolformer_dag.lake.table import Lake, Table
 from toolformer_dag.lake.warehouse import (
     WarehouseError,
-    damage,
+    find_warehouse_damage,
     get_seal_path,
     lock_builds,
     read_seal,
-    refuse_other_file,
+    refuse_foreign_file,
 )
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 
-SETTINGS = "settings"
+SETTINGS_KEY = "settings"
 """The key among the versions of sources that stands for SQL, columns and comments."""
-MOST_CHANGED_SHARE = 0.5
+MAX_CHANGED_SHARE = 0.5
 """Where more than this share of the shards changed, a file from nothing costs no more than a copy."""
 FULL_DISK_WORDS = ("CHECKPOINT", "No space left", "quota exceeded")
-"""What errors of other types than NO_SPACE say where a disk is full."""
+"""Words in errors of other types than FULL_DISK_ERRORS that mean that a disk is full."""
 
-Records = Mapping[str, Sequence[Mapping[str, Any]]]
+RecordsByTable = Mapping[str, Sequence[Mapping[str, Any]]]
 """The records of the parts of each lake table."""
-PartFiles = Mapping[str, list[str]]
+FilesByTable = Mapping[str, list[str]]
 """Parquet files by table; an empty one goes last, because DuckDB takes statistics from the first."""
 
 
 class DeclaredWarehouse(Protocol):
-    """What a warehouse holds and how its file is filled, as somebody who knows the tables declares it."""
+    """What a warehouse (the DuckDB file for queries) holds, and how it is filled.
+
+    Implemented by a class that knows the tables. The code of this module knows none of them by name.
+    """
 
     @property
     def tables(self) -> Sequence[WarehouseTable]:
@@ -54,27 +64,54 @@ class DeclaredWarehouse(Protocol):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """Return what determines the file beside the lake's rows: columns, comments, the text of views."""
+        """Everything that determines the file apart from the rows: columns, comments, the SQL of views."""
 
     @property
-    def tables_by_file(self) -> Sequence[WarehouseTable]:
-        """Tables with columns, such as costs, that the version of a part leaves out: another file of it is a change."""
+    def tables_versioned_by_file(self) -> Sequence[WarehouseTable]:
+        """Tables with columns, such as costs, that the version of a part leaves out.
 
-    def applied(self, record: Mapping[str, Any]) -> object:
-        """Return what the warehouse shows of a part's record, beside its rows and rejections."""
+        A part of such a table counts as changed if the hashes of its files have changed.
+        """
 
-    def record_rows(self, records: Records, versions: Mapping[str, str]) -> Mapping[str, pl.DataFrame]:
-        """Return the rows, by table, that follow from records. `versions`: of every source."""
+    def get_applied_settings(self, record: Mapping[str, Any]) -> object:
+        """Return what the warehouse shows of the record of a part, apart from its rows and rejections."""
 
-    def fill(self, file: Path, folder: Path, files: PartFiles, shards: Collection[str] | None) -> Mapping[str, int]:
-        """Write tables, comments and views into a new file, or replace the rows of `shards` in a copy; table -> rows.
+    def build_record_rows(
+        self, records_by_table: RecordsByTable, versions_by_source: Mapping[str, str]
+    ) -> Mapping[str, pl.DataFrame]:
+        """Compute the rows that follow from the records of parts, not from their rows.
 
-        `folder`: for what does not fit into memory. `files`: for a copy, the files of `shards` alone for tables by
-        shard, only of shards that the copy lacks where a table keeps its places, and all files of other tables.
+        Args:
+            records_by_table: The records of the parts, by the name of the lake table.
+            versions_by_source: The version of each lake table. SETTINGS_KEY has the version of the settings.
+
+        Returns:
+            The rows, by the name of the table of the warehouse.
+        """
+
+    def fill_database(
+        self,
+        database_path: Path,
+        spill_folder: Path,
+        files_by_table: FilesByTable,
+        changed_shards: Collection[str] | None,
+    ) -> Mapping[str, int]:
+        """Fill a new file with tables, comments and views, or replace the rows of some shards in a copy.
+
+        Args:
+            database_path: The file: missing, or a copy of the last warehouse.
+            spill_folder: Where DuckDB writes what does not fit into memory.
+            files_by_table: The Parquet files to read, by the name of the table. For a copy, these are only the
+                files of changed shards, if the table has one part per shard. For a table that keeps its row
+                numbers, they are only the files of shards that the copy lacks.
+            changed_shards: The shards whose rows are replaced in the copy. None to build everything from nothing.
+
+        Returns:
+            The number of rows by table.
         """
 
 
-def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[str, int]:
+def build_warehouse(lake: Lake, declared_warehouse: DeclaredWarehouse, database_path: Path) -> Mapping[str, int]:
     """Bring the warehouse, a DuckDB file for queries, up to date with the tables of the lake.
 
     If few shards have changed, only their rows are replaced, in a copy of the last file. The file is
@@ -88,122 +125,153 @@ def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[s
         WriteError: The file cannot be written.
         WarehouseError: There is another file in its place, or DuckDB or Polars failed.
     """
-    refuse_other_file(database)
+    refuse_foreign_file(database_path)
     try:
-        with session(), lock_builds(database), _create_scratch_folder(database) as folder:
-            return _build_in_folder(lake, warehouse, database, folder)
+        with enter_session(), lock_builds(database_path), _create_scratch_folder(database_path) as folder:
+            return _build_in_folder(lake, declared_warehouse, database_path, folder)
     except (duckdb.Error, pl.exceptions.ComputeError) as error:  # Polars raises ComputeError where the disk is full
-        raise WarehouseError(f"cannot write {database}: {_explain_error(error)}") from error
+        raise WarehouseError(f"cannot write {database_path}: {_explain_error(error)}") from error
     except OSError as error:
-        raise WriteError(database, error) from error
+        raise WriteError(database_path, error) from error
 
 
-def _build_in_folder(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Path) -> Mapping[str, int]:
+def _build_in_folder(
+    lake: Lake, declared_warehouse: DeclaredWarehouse, database_path: Path, scratch_folder: Path
+) -> Mapping[str, int]:
     """Build the warehouse in a scratch folder, then put it in place.
 
     Args:
         lake: The lake.
-        warehouse: What the warehouse holds.
-        database: The warehouse file. The caller holds its lock.
-        folder: An empty folder on the same disk.
+        declared_warehouse: What the warehouse holds.
+        database_path: The warehouse file. The caller holds its lock.
+        scratch_folder: An empty folder on the same disk.
 
     Returns:
         The number of rows by table.
     """
-    content = _collect_content(lake, warehouse)  # the versions of everything that the file is built from
-    sources = _collect_sources(lake, warehouse.tables, content, _read_last_content(database))
-    record_files = _write_record_rows(lake, warehouse, content, folder)  # a Parquet file per table
+    # The versions of everything that the file is built from.
+    new_content = _collect_content(lake, declared_warehouse)
+    last_content = _read_last_content(database_path)
 
-    fresh = folder / "fresh.duckdb"
-    updates_copy = sources.changed_shards is not None
-    # Start from a copy of the present file. Otherwise all tables are built from nothing.
-    if updates_copy:
-        shutil.copyfile(database, fresh)
+    sources = _collect_sources(lake, declared_warehouse.tables, new_content, last_content)
+    record_file_by_table = _write_record_rows(lake, declared_warehouse, new_content, scratch_folder)
+    files_by_table = sources.list_files_by_table(record_file_by_table)
 
-    counts = warehouse.fill(fresh, folder, sources.list_files_with(record_files), sources.changed_shards)
-    _put_in_place(fresh, database, content)
-    return counts
+    # Start from a copy of the present file, if only some shards have to be replaced.
+    new_database_path = scratch_folder / "fresh.duckdb"
+    if sources.changed_shards is not None:
+        shutil.copyfile(database_path, new_database_path)
+
+    row_count_by_table = declared_warehouse.fill_database(
+        new_database_path, scratch_folder, files_by_table, sources.changed_shards
+    )
+    _replace_and_seal(new_database_path, database_path, new_content)
+    return row_count_by_table
 
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
     """What a build reads from the lake.
 
-    - `files`: Parquet files by table of the warehouse
-    - `changed_shards`: the shards whose rows are replaced in a copy of the last file; None to build from nothing
+    Attributes:
+        files_by_table: The Parquet files, by the name of the table of the warehouse.
+        changed_shards: The shards whose rows are replaced in a copy of the last file. None to build from nothing.
     """
 
-    files: dict[str, list[str]]
+    files_by_table: dict[str, list[str]]
     changed_shards: list[str] | None
 
-    def list_files_with(self, last_files: Mapping[str, str]) -> dict[str, list[str]]:
-        """Return the files of each table, with its file of `last_files`, which has every table, at the end."""
-        return {name: [*self.files.get(name, ()), last_file] for name, last_file in last_files.items()}
+    def list_files_by_table(self, last_file_by_table: Mapping[str, str]) -> dict[str, list[str]]:
+        """Return the files of each table, with one more file at the end.
+
+        Args:
+            last_file_by_table: The file that comes last, for every table of the warehouse.
+        """
+        files_by_table = {}
+        for table_name, last_file in last_file_by_table.items():
+            files_by_table[table_name] = [*self.files_by_table.get(table_name, ()), last_file]
+        return files_by_table
 
 
 def _collect_sources(
-    lake: Lake, tables: Sequence[WarehouseTable], content: "Content", last: "Content | None"
+    lake: Lake, tables: Sequence[WarehouseTable], new_content: "Content", last_content: "Content | None"
 ) -> _Sources:
     """Decide which files a build has to read, and whether it can update a copy of the present file.
 
     Args:
         lake: The lake.
         tables: The tables of the warehouse.
-        content: What the new file is built from.
-        last: What the present file was built from, or None if it is missing or damaged.
+        new_content: What the new file is built from.
+        last_content: What the present file was built from, or None if it is missing or damaged.
     """
-    changed_shards = last.changed_shards(content) if last else None
-    if last is None or changed_shards is None:
+    if last_content is None:
         return _Sources(_list_all_files(lake, tables), changed_shards=None)
 
-    files = _list_files_of_shards(lake, tables, changed_shards, last.kept_places)
-    return _Sources(files, changed_shards)
+    changed_shards = last_content.find_changed_shards(new_content)
+    if changed_shards is None:  # too much has changed to update a copy
+        return _Sources(_list_all_files(lake, tables), changed_shards=None)
+
+    # In tables whose rows keep their row numbers, because other tables refer to these, the copy already has the shards
+    # of `kept_places`. They are not read again.
+    files_by_table = _list_files_of_shards(lake, tables, changed_shards, last_content.kept_places)
+    return _Sources(files_by_table, changed_shards)
 
 
-def _write_record_rows(lake: Lake, warehouse: DeclaredWarehouse, content: "Content", folder: Path) -> dict[str, str]:
+def _write_record_rows(
+    lake: Lake, declared_warehouse: DeclaredWarehouse, content: "Content", scratch_folder: Path
+) -> dict[str, str]:
     """Write the rows that follow from the records of parts, not from their rows, to Parquet files.
+
+    For example, the record of a part says how many texts were rejected, and which settings it was made with.
 
     Args:
         lake: The lake.
-        warehouse: What the warehouse holds.
+        declared_warehouse: What the warehouse holds.
         content: What the file is built from.
-        folder: Where the files are written.
+        scratch_folder: Where the files are written.
 
     Returns:
-        The path of the file of each table. It is empty, with the right columns, if there are no such rows.
+        The path of a file for every table of the warehouse. Most of these files have the right columns and no rows.
     """
-    empty_frames = {table.name: table.schema.to_frame() for table in warehouse.tables}
-    record_rows = warehouse.record_rows(_collect_records(lake, content), content.sources)
+    records_by_table = _collect_records(lake, content)
+    rows_by_table = {table.name: table.schema.to_frame() for table in declared_warehouse.tables}  # empty frames
+    rows_by_table.update(declared_warehouse.build_record_rows(records_by_table, content.sources))
 
-    files = {}
-    for name, frame in {**empty_frames, **record_rows}.items():
-        files[name] = str(folder / f"{name}.parquet")
-        frame.write_parquet(files[name])
-    return files
+    path_by_table = {}
+    for table_name, rows in rows_by_table.items():
+        path_by_table[table_name] = str(scratch_folder / f"{table_name}.parquet")
+        rows.write_parquet(path_by_table[table_name])
+    return path_by_table
 
 
-def _put_in_place(fresh: Path, database: Path, content: "Content") -> None:
-    """Replace the database by the fresh file, and write its seal: hash, size and what it was built from."""
-    seal = {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size, "content": asdict(content)}
-    replace_whole(fresh, database)
-    write_whole(get_seal_path(database), seal_record(str(database), seal))
+def _replace_and_seal(fresh_path: Path, database_path: Path, content: "Content") -> None:
+    """Replace the warehouse by a new file, and write its seal: its hash, its size and what it was built from."""
+    seal = {
+        "hash": compute_file_content_hash(fresh_path),
+        "bytes": fresh_path.stat().st_size,
+        "content": asdict(content),
+    }
+    replace_file(fresh_path, database_path)
+    write_file_atomically(get_seal_path(database_path), seal_record(str(database_path), seal))
 
 
 @contextmanager
-def _create_scratch_folder(database: Path) -> Iterator[Path]:
+def _create_scratch_folder(database_path: Path) -> Iterator[Path]:
     """Create an empty scratch folder beside the file, and remove it after the `with` block.
 
     The caller holds the lock of the file.
+
+    Yields:
+        The path of the folder.
     """
-    # A killed build may have left the folder, so remove it first.
-    folder = database.with_name(f".{database.name}.spilled")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    scratch_folder = database_path.with_name(f".{database_path.name}.spilled")
+    shutil.rmtree(scratch_folder, ignore_errors=True)  # a killed build may have left it
+    scratch_folder.mkdir()
 
     try:
-        yield folder
+        yield scratch_folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(scratch_folder, ignore_errors=True)
 
 
 def _explain_error(error: Exception) -> str:
@@ -212,9 +280,9 @@ def _explain_error(error: Exception) -> str:
     Returns:
         Its first line and what to do about it, such as "...; free space and run again".
     """
-    limit = explain_limit_met(error)
-    if limit:
-        remedy = f"{limit} and run again"
+    limit_remedy = explain_exceeded_limit(error)
+    if limit_remedy:
+        remedy = f"{limit_remedy} and run again"
     elif _is_disk_full(error):
         remedy = "free space and run again"
     else:
@@ -227,245 +295,290 @@ def _explain_error(error: Exception) -> str:
 
 def _is_disk_full(error: Exception) -> bool:
     """Return whether DuckDB or Polars failed because a disk is full."""
-    return isinstance(error, NO_SPACE) or any(words in str(error) for words in FULL_DISK_WORDS)
+    if isinstance(error, FULL_DISK_ERRORS):
+        return True
+    return any(words in str(error) for words in FULL_DISK_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file is built from.
+    """The versions of everything that a warehouse file is built from. Stored in the seal beside the file.
 
-    - `sources`: lake table, or SETTINGS -> version of what is copied
-    - `kept_places`: shard -> version of its rows in the tables whose rows keep their row numbers in the file
-    - `shards`: shard -> fingerprint of its parts in all tables by shard
+    Attributes:
+        sources: The version of each lake table that is copied, by name. SETTINGS_KEY has the version of columns,
+            comments and views.
+        kept_places: For tables whose rows keep their row numbers in the file: the version of the rows of each shard.
+        shards: For each shard (slice of the corpus), a fingerprint of its parts in all tables that have one part per
+            shard.
     """
 
     sources: Mapping[str, str]
     kept_places: Mapping[str, str]
     shards: Mapping[str, str]
 
-    def changed_shards(self, now: "Content") -> list[str] | None:
+    def find_changed_shards(self, new_content: "Content") -> list[str] | None:
         """List the shards whose rows differ between the present file (self) and the lake.
 
         Args:
-            now: What a file would be built from now.
+            new_content: What a file would be built from now.
 
         Returns:
             The shards, or None if the file has to be built from nothing: it cannot be updated, or more than
-            MOST_CHANGED_SHARE of the shards differ.
+            MAX_CHANGED_SHARE of the shards differ.
         """
-        if not self._can_be_updated(now):
+        if not self._can_be_updated_to(new_content):
             return None
 
-        shards = dict.fromkeys([*self.shards, *now.shards])  # each once, in order
-        changed = [shard for shard in shards if self.shards.get(shard) != now.shards.get(shard)]
+        all_shards = dict.fromkeys([*self.shards, *new_content.shards])  # each once, in order
+        changed_shards = [shard for shard in all_shards if self.shards.get(shard) != new_content.shards.get(shard)]
 
-        if len(changed) > MOST_CHANGED_SHARE * len(now.shards):
+        if len(changed_shards) > MAX_CHANGED_SHARE * len(new_content.shards):
             return None
-        return changed
+        return changed_shards
 
-    def _can_be_updated(self, now: "Content") -> bool:
-        """Return whether columns and views are the same, and all rows stay that others point to by row number."""
-        same_settings = self.sources[SETTINGS] == now.sources[SETTINGS]
-        places_stay = self.kept_places.items() <= now.kept_places.items()
-        return same_settings and places_stay
+    def _can_be_updated_to(self, new_content: "Content") -> bool:
+        """Return whether a copy of the present file (self) can be updated to new content.
+
+        It can if columns and views are the same, and if all rows stay that other rows refer to by row number.
+        """
+        has_same_settings = self.sources[SETTINGS_KEY] == new_content.sources[SETTINGS_KEY]
+        keeps_all_places = self.kept_places.items() <= new_content.kept_places.items()
+        return has_same_settings and keeps_all_places
 
 
-def _collect_content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
+def _collect_content(lake: Lake, declared_warehouse: DeclaredWarehouse) -> Content:
     """Collect the versions of everything that the warehouse would be built from now."""
-    tables_by_shard = [table for table in warehouse.tables if table.by_shard]
-    parts = list(_iter_source_parts(lake, tables_by_shard))
+    sharded_tables = [table for table in declared_warehouse.tables if table.has_part_per_shard]
+    source_parts = list(_iter_source_parts(lake, sharded_tables))
     return Content(
-        shards=_compute_versions_of_shards(lake, warehouse, parts),
-        kept_places=_collect_kept_places(parts),
-        sources=_compute_source_versions(lake, warehouse),
+        shards=_compute_versions_by_shard(lake, declared_warehouse, source_parts),
+        kept_places=_collect_kept_place_versions(source_parts),
+        sources=_compute_source_versions(lake, declared_warehouse),
     )
 
 
-def _compute_versions_of_shards(
-    lake: Lake, warehouse: DeclaredWarehouse, parts: Sequence["SourcePart"]
+def _compute_versions_by_shard(
+    lake: Lake, declared_warehouse: DeclaredWarehouse, source_parts: Sequence["SourcePart"]
 ) -> dict[str, str]:
     """Compute a version of each shard, which changes whenever the warehouse would show something else of it.
 
     The version of a part's data leaves some columns out, such as costs. For tables that show these columns
-    (`tables_by_file`), the hashes of the files count too.
+    (`tables_versioned_by_file`), the hashes of the files count too.
 
     Args:
         lake: The lake.
-        warehouse: What the warehouse holds.
-        parts: The parts of all tables that have one part per shard.
+        declared_warehouse: What the warehouse holds.
+        source_parts: The parts of all tables that have one part per shard.
 
     Returns:
         A fingerprint for each shard.
     """
-    versions: dict[str, list[object]] = {}
-    for source in parts:
-        shard = source.part
-        shard_version = _compute_shard_version(warehouse, source.pointer)
-        versions.setdefault(shard, []).append([source.name, shard_version])
+    versions_by_shard: dict[str, list[object]] = {}
+    for source_part in source_parts:
+        shard_versions = versions_by_shard.setdefault(source_part.part_name, [])
+        data_version = _compute_shard_version(declared_warehouse, source_part.pointer)
+        shard_versions.append([source_part.lake_table_name, data_version])
 
-    for source in _iter_source_parts(lake, warehouse.tables_by_file):
-        shard = source.part
-        hashes = _list_file_hashes(source.pointer)
-        versions.setdefault(shard, []).append([source.name, hashes])
+    for source_part in _iter_source_parts(lake, declared_warehouse.tables_versioned_by_file):
+        shard_versions = versions_by_shard.setdefault(source_part.part_name, [])
+        file_hashes = _list_file_hashes(source_part.pointer)
+        shard_versions.append([source_part.lake_table_name, file_hashes])
 
-    return {shard: fingerprint(shard_versions) for shard, shard_versions in versions.items()}
-
-
-def _collect_kept_places(parts: Sequence["SourcePart"]) -> dict[str, str]:
-    """Return the version of each part whose rows keep their row numbers in the file; "" for a damaged part."""
-    versions = {}
-    for source in parts:
-        if source.table.keeps_places:
-            versions[source.part] = source.pointer.data_version if source.pointer else ""
-    return versions
+    return {shard: fingerprint(shard_versions) for shard, shard_versions in versions_by_shard.items()}
 
 
-def _read_last_content(database: Path) -> Content | None:
+def _collect_kept_place_versions(source_parts: Sequence["SourcePart"]) -> dict[str, str]:
+    """Return the version of each part whose rows keep their row numbers in the file, or "" if it is damaged."""
+    version_by_part = {}
+    for source_part in source_parts:
+        if source_part.warehouse_table.keeps_row_numbers:
+            pointer = source_part.pointer
+            version_by_part[source_part.part_name] = pointer.data_version if pointer else ""
+    return version_by_part
+
+
+def _read_last_content(database_path: Path) -> Content | None:
     """Read what the present file was built from.
 
     Returns:
         None if the file is missing or damaged, or if an earlier release built it.
     """
-    seal = read_seal(database)
-    if seal is None or not database.is_file() or stream_hash(database) != seal["hash"]:
+    seal = read_seal(database_path)
+    if seal is None or not database_path.is_file():
+        return None
+
+    is_damaged = compute_file_content_hash(database_path) != seal["hash"]
+    if is_damaged:
         return None
 
     try:
         return Content(**seal["content"])
-    except TypeError:
+    except TypeError:  # an earlier release sealed other fields
         return None
 
 
-def explain_out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> list[str]:
+def explain_out_of_date(lake: Lake, declared_warehouse: DeclaredWarehouse, database_path: Path) -> list[str]:
     """Explain why the warehouse file is out of date.
 
     Returns:
         One line per reason, none if the file is up to date.
     """
-    if not database.is_file():
-        return [f"{database} is gone"]
+    if not database_path.is_file():
+        return [f"{database_path} is gone"]
 
-    reason = damage(database)
-    if reason:
-        return [f"{database} {reason}"]
+    damage = find_warehouse_damage(database_path)
+    if damage:
+        return [f"{database_path} {damage}"]
 
-    seal = read_seal(database)
-    copied = seal["content"].get("sources", {}) if seal else {}
-    return _describe_changed_sources(copied, _compute_source_versions(lake, warehouse))
+    copied_versions: Mapping[str, str] = {}
+    seal = read_seal(database_path)
+    if seal:
+        copied_versions = seal["content"].get("sources", {})
+    return _describe_changed_sources(copied_versions, _compute_source_versions(lake, declared_warehouse))
 
 
-def _describe_changed_sources(copied: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _describe_changed_sources(copied_versions: Mapping[str, str], current_versions: Mapping[str, str]) -> list[str]:
     """List the lake tables that have changed since they were copied into the file.
 
     Args:
-        copied: The version of each table in the file.
-        now: The version of each table in the lake.
+        copied_versions: The version of each table in the file.
+        current_versions: The version of each table in the lake.
 
     Returns:
         One line per table, sorted by name.
     """
     lines = []
-    for name in sorted({*copied, *now}):
-        if copied.get(name) != now.get(name):
-            title = "columns, comments or views" if name == SETTINGS else name
+    for name in sorted({*copied_versions, *current_versions}):
+        if copied_versions.get(name) != current_versions.get(name):
+            title = "columns, comments or views" if name == SETTINGS_KEY else name
             lines.append(f"{title} changed since it was copied")
     return lines
 
 
-def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
-    """Return the version of the file that `build` would write now."""
-    return fingerprint(_compute_source_versions(lake, warehouse))
+def compute_warehouse_version(lake: Lake, declared_warehouse: DeclaredWarehouse) -> str:
+    """Return a version of the warehouse file that `build_warehouse` would write now."""
+    return fingerprint(_compute_source_versions(lake, declared_warehouse))
 
 
-def _compute_source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
+def _compute_source_versions(lake: Lake, declared_warehouse: DeclaredWarehouse) -> dict[str, str]:
     """Compute a version of each lake table that is copied into the warehouse.
 
     The version of a part's data leaves some columns out, such as costs. For tables that show these columns
-    (`tables_by_file`), the hashes of the files count too.
+    (`tables_versioned_by_file`), the hashes of the files count too.
 
     Returns:
-        The versions by table name. SETTINGS has the version of columns, comments and views.
+        The versions by table name. SETTINGS_KEY has the version of columns, comments and views.
     """
-    names = [name for table in warehouse.tables for name in table.sources]
-    versions = {SETTINGS: fingerprint(warehouse.settings)}
+    version_by_source = {SETTINGS_KEY: fingerprint(declared_warehouse.settings)}
+    for table in declared_warehouse.tables:
+        for source_name in table.source_names:
+            lake_table = lake.get_table(source_name)
+            version_by_source[source_name] = _compute_table_version(lake_table, declared_warehouse)
 
-    for name in names:
-        versions[name] = _compute_table_version(lake.table(name), warehouse)
-
-    for source in _iter_source_parts(lake, warehouse.tables_by_file):
-        version_so_far = versions[source.name]
-        versions[source.name] = fingerprint([version_so_far, source.part, _list_file_hashes(source.pointer)])
-    return versions
+    # Add the file hashes of each part to the version of its table, one part after the other.
+    for source_part in _iter_source_parts(lake, declared_warehouse.tables_versioned_by_file):
+        source_name = source_part.lake_table_name
+        file_hashes = _list_file_hashes(source_part.pointer)
+        version_by_source[source_name] = fingerprint(
+            [version_by_source[source_name], source_part.part_name, file_hashes]
+        )
+    return version_by_source
 
 
 class SourcePart(NamedTuple):
-    """A part of a lake table that a warehouse table is filled from. `pointer`: None where the part is damaged."""
+    """A part of a lake table that a table of the warehouse is filled from.
 
-    table: WarehouseTable
-    name: str
-    part: str
+    Attributes:
+        warehouse_table: The table of the warehouse.
+        lake_table_name: The name of the lake table.
+        part_name: The name of the part, mostly a shard.
+        pointer: The files, version and record of the part. None if the part is damaged.
+    """
+
+    warehouse_table: WarehouseTable
+    lake_table_name: str
+    part_name: str
     pointer: Pointer | None
 
 
 def _iter_source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[SourcePart]:
-    """Yield each part of the lake tables that these tables are filled from."""
+    """Yield each part of the lake tables that these tables of the warehouse are filled from."""
     for table in tables:
-        for name in table.sources:
-            for part, pointer in _read_pointers(lake.table(name)).items():
-                yield SourcePart(table, name, part, pointer)
+        for source_name in table.source_names:
+            pointers_by_part = _read_pointers_by_part(lake.get_table(source_name))
+            for part_name, pointer in pointers_by_part.items():
+                yield SourcePart(table, source_name, part_name, pointer)
 
 
-def _compute_table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
+def _compute_table_version(lake_table: Table, declared_warehouse: DeclaredWarehouse) -> str:
     """Compute a version of a lake table, which changes whenever the warehouse would show something else of it.
 
     It covers settings, rows, rejections and thresholds. It is remembered until the table changes.
     """
 
     def compute_version() -> str:
-        pointers = _read_pointers(table)
-        settings_of_parts = (pointer.record["settings"] for pointer in pointers.values() if pointer)  # None: damaged
-        settings = next(settings_of_parts, None)  # of the first part: all are equal
-        part_versions = {part: _compute_part_version(warehouse, pointer) for part, pointer in pointers.items()}
-        return fingerprint([settings, part_versions])
+        """Fingerprint the settings and the version of each part. The pointer of a damaged part is None."""
+        pointers_by_part = _read_pointers_by_part(lake_table)
+        version_by_part = {
+            part_name: _compute_part_version(declared_warehouse, pointer)
+            for part_name, pointer in pointers_by_part.items()
+        }
 
-    return table.remembered("version of what is copied", compute_version)
+        # All parts have equal settings, so those of the first undamaged part are enough.
+        part_settings = (pointer.record["settings"] for pointer in pointers_by_part.values() if pointer)
+        return fingerprint([next(part_settings, None), version_by_part])
+
+    return lake_table.get_or_compute_answer("version of what is copied", compute_version)
 
 
-def _read_pointers(table: Table) -> dict[str, Pointer | None]:
-    """Return the pointer of every part; None for a damaged one."""
-    pointers: dict[str, Pointer | None] = dict.fromkeys(table.parts())
-    for part in pointers:
+def _read_pointers_by_part(lake_table: Table) -> dict[str, Pointer | None]:
+    """Return what each part of a table consists of (files, version, record), or None for a damaged part."""
+    pointers_by_part: dict[str, Pointer | None] = dict.fromkeys(lake_table.list_part_names())
+    for part_name in pointers_by_part:
         with suppress(StorageError):
-            pointers[part] = table.pointer(part)
-    return pointers
+            pointers_by_part[part_name] = lake_table.read_pointer(part_name)
+    return pointers_by_part
 
 
-def _compute_part_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
-    """Return what changes when the rows, the rejections or what is shown of a part change; None for a damaged part."""
+def _compute_part_version(declared_warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
+    """Return a version of a part: it changes if its rows, its rejections or its shown settings change.
+
+    Returns:
+        A list for a fingerprint, or None for a damaged part.
+    """
     if pointer is None:
         return None
-    return [pointer.data_version, pointer.record.get("rejections", []), warehouse.applied(pointer.record)]
+    return [
+        pointer.data_version,
+        pointer.record.get("rejections", []),
+        declared_warehouse.get_applied_settings(pointer.record),
+    ]
 
 
-def _compute_shard_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
-    """Return the version of a shard's part; without rows and rejections, it is the version of its data alone."""
-    if pointer and not (pointer.rows or pointer.record.get("rejections")):
-        return [pointer.data_version]
-    return _compute_part_version(warehouse, pointer)
+def _compute_shard_version(declared_warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
+    """Return a version of the part of a shard, or None for a damaged part.
+
+    A part without rows and rejections has nothing to show, so that its settings do not count.
+    """
+    if pointer is not None:
+        is_empty = pointer.row_count == 0 and not pointer.record.get("rejections")
+        if is_empty:
+            return [pointer.data_version]
+    return _compute_part_version(declared_warehouse, pointer)
 
 
 def _list_file_hashes(pointer: Pointer | None) -> list[str]:
-    """Return the hashes of a part's files; none for a damaged part."""
+    """Return the hashes of the files of a part, or [] for a damaged part."""
     return [file.hash for file in pointer.files] if pointer else []
 
 
 def _list_all_files(lake: Lake, tables: Sequence[WarehouseTable]) -> dict[str, list[str]]:
-    """Return the Parquet files of all parts, by table."""
-    files: dict[str, list[str]] = {table.name: [] for table in tables}
+    """Return the Parquet files of all parts, by the name of the table of the warehouse."""
+    files_by_table: dict[str, list[str]] = {table.name: [] for table in tables}
     for table in tables:
-        for name in table.sources:
-            files[table.name] += lake.table(name).list_all_files()
-    return files
+        for source_name in table.source_names:
+            files_by_table[table.name] += lake.get_table(source_name).list_all_files()
+    return files_by_table
 
 
 def _list_files_of_shards(
@@ -478,34 +591,38 @@ def _list_files_of_shards(
         tables: The tables of the warehouse.
         shards: The shards to read.
         copied_shards: Shards that the copy already has. They are left out for tables whose rows keep their
-            row numbers (`keeps_places`).
+            row numbers (`keeps_row_numbers`).
     """
-    files: dict[str, list[str]] = {}
+    files_by_table: dict[str, list[str]] = {}
     for table in tables:
         shards_to_read = set(shards)
-        if table.keeps_places:
+        if table.keeps_row_numbers:
             shards_to_read.difference_update(copied_shards)
-        files[table.name] = _list_files_of_table(lake, table, shards_to_read)
-    return files
+        files_by_table[table.name] = _list_files_of_table(lake, table, shards_to_read)
+    return files_by_table
 
 
-def _list_files_of_table(lake: Lake, table: WarehouseTable, shards: Collection[str]) -> list[str]:
+def _list_files_of_table(lake: Lake, warehouse_table: WarehouseTable, shards: Collection[str]) -> list[str]:
     """List the Parquet files that a table of the warehouse reads for some shards.
 
-    If the table has no part per shard, all of its files are listed.
+    If the table does not have one part per shard, all of its files are listed.
     """
-    files: list[str] = []
-    for name in table.sources:
-        source = lake.table(name)
-        parts = [part for part in source.parts() if part in shards or not table.by_shard]
-        files += source.list_all_files(parts)
-    return files
+    file_paths: list[str] = []
+    for source_name in warehouse_table.source_names:
+        lake_table = lake.get_table(source_name)
+        part_names = lake_table.list_part_names()
+        if warehouse_table.has_part_per_shard:
+            part_names = [part_name for part_name in part_names if part_name in shards]
+        file_paths += lake_table.list_all_files(part_names)
+    return file_paths
 
 
 def _collect_records(lake: Lake, content: Content) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the records of all undamaged parts, by lake table."""
-    records: dict[str, list[Mapping[str, Any]]] = {}
-    for name in content.sources:
-        if name != SETTINGS:
-            records[name] = [pointer.record for pointer in _read_pointers(lake.table(name)).values() if pointer]
-    return records
+    """Return the records of all undamaged parts (what they were computed from), by the name of the lake table."""
+    records_by_table: dict[str, list[Mapping[str, Any]]] = {}
+    for source_name in content.sources:
+        if source_name == SETTINGS_KEY:  # not a table
+            continue
+        pointers_by_part = _read_pointers_by_part(lake.get_table(source_name))
+        records_by_table[source_name] = [pointer.record for pointer in pointers_by_part.values() if pointer]
+    return records_by_table

@@ -10,12 +10,12 @@ import duckdb
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.queries import read_sql_file, run_sql
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
-from toolformer_dag.texts.calls import Call, PlacedCall, format_call, placed_calls, take_out
+from toolformer_dag.texts.calls import Call, PlacedCall, format_call, parse_placed_calls, remove_calls
 from toolformer_dag.texts.chains import ChainLink, parse_chain
 
-SQL = read_sql_file(__package__, "corpus_texts.sql")
-"""Makes the temporary tables that TEXTS reads."""
-TEXTS = """
+TEMPORARY_TABLES_SQL = read_sql_file(__package__, "corpus_texts.sql")
+"""Makes the temporary tables that TEXTS_QUERY reads."""
+TEXTS_QUERY = """
 SELECT c.digest, c.segment, c.shard, c."offset", c.text, c.text_with_calls, c.calls, c.split, d.url, kept, least_helpful
 FROM augmented_corpus AS c
 LEFT JOIN (SELECT shard, digest, url FROM documents) AS d USING (shard, digest)
@@ -23,7 +23,7 @@ LEFT JOIN kept_in_text USING (digest, segment)
 LEFT JOIN least_helpful_in_text USING (digest, segment)
 ORDER BY c.digest, c.segment
 """
-BATCH = 1000
+TEXTS_PER_BATCH = 1000
 """Texts that are read at once."""
 
 
@@ -31,18 +31,29 @@ BATCH = 1000
 class ScoredCall:
     """A scored call in a text. Each call of a chain is one, with the losses and the delta of the chain.
 
-    Its key is `tool`, `shard`, the digest of its document, `segment`, `position` and `sample`. `delta` is by how many
-    nats the call lowers the loss: the smaller of loss_empty (no call) and loss_call (the call without its result), less
-    loss_result.
+    Its key is `tool`, `shard`, the digest of its document, `segment`, `position` and `sample`.
+
+    Attributes:
+        tool: The key of its lane (a tool with its settings).
+        name: The tool's name in the text.
+        segment: The number of the text in its document.
+        position: The index of the token before which the call was scored.
+        sample: The number of the call among those at its position.
+        offset: The character of the text without calls before which the call stands.
+        delta: By how many nats the call lowers the loss: the smaller of `loss_empty` and `loss_call`, less
+            `loss_result`.
+        loss_empty: The loss without the call.
+        loss_call: The loss after the call without its result.
+        loss_result: The loss after the call with its result.
     """
 
-    tool: str  # the key of its lane
-    name: str  # the tool's name in the text
+    tool: str
+    name: str
     shard: str
     segment: int
     position: int
     sample: int
-    offset: int  # the character of the text without calls before which it stands
+    offset: int
     input: str
     result: str
     delta: float
@@ -50,21 +61,23 @@ class ScoredCall:
     loss_call: float
     loss_result: float
 
-    def written(self, markers: CallMarkers) -> str:
+    def format_with_result(self, markers: CallMarkers) -> str:
         """Return the call with its result as it stands in a text, such as " [Calculator(84 / 7) -> 12]"."""
         return format_call(Call(self.name, self.input), self.result, markers)
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusText:
-    """A text of C* with its calls.
+    """A text of C* (the corpus to finetune on) with its calls.
 
-    - `digest`, `segment`: its document, and its number in that
-    - `text`: x*, the text with calls
-    - `plain`: x, the text without calls
-    - `calls`: those in x*, in order
-    - `least_helpful`: for each tool and position the scored call with the smallest delta, kept or not; only read for
-      preference pairs, else empty
+    Attributes:
+        digest: The digest of its document.
+        segment: Its number in the document.
+        text_with_calls: The text with calls (x*).
+        text_without_calls: The text without calls (x).
+        calls: The calls in x*, in order.
+        least_helpful_calls: For each tool and position the scored call with the smallest delta, kept or not. They are
+            only read for preference pairs, and empty otherwise.
     """
 
     digest: str
@@ -72,25 +85,25 @@ class CorpusText:
     shard: str
     url: str | None
     split: str
-    text: str
-    plain: str
+    text_with_calls: str
+    text_without_calls: str
     calls: tuple[ScoredCall, ...]
-    least_helpful: tuple[ScoredCall, ...] = ()
+    least_helpful_calls: tuple[ScoredCall, ...] = ()
 
 
-def corpus_texts(
+def iter_corpus_texts(
     connection: duckdb.DuckDBPyConnection,
-    tool_names: Mapping[str, str],
-    preferences: bool = False,
+    tool_name_by_lane: Mapping[str, str],
+    with_least_helpful: bool = False,
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[CorpusText]:
     """Read the texts of C* (the corpus to finetune on) with their calls.
 
     Args:
         connection: A database with the tables of the warehouse.
-        tool_names: For each lane (a tool with its settings) the name of its tool in texts, such as
+        tool_name_by_lane: For each lane (a tool with its settings) the name of its tool in texts, such as
             {"calculator": "Calculator"}. A text with calls of other lanes is an error.
-        preferences: Whether to fill `least_helpful` too, which only preference pairs need.
+        with_least_helpful: Whether to fill `least_helpful_calls` too, which only preference pairs need.
         markers: The strings with which calls begin and end in C*.
 
     Yields:
@@ -100,25 +113,34 @@ def corpus_texts(
         duckdb.Error: A query fails.
         StorageError: A text holds other calls than the filter kept, because one of the tables is older.
     """
-    run_sql(connection, SQL, {"preferences": preferences})  # makes the temporary tables that TEXTS reads
-    for batch in connection.sql(TEXTS).to_arrow_reader(BATCH):
+    # Makes the temporary tables that TEXTS_QUERY reads.
+    run_sql(connection, TEMPORARY_TABLES_SQL, {"preferences": with_least_helpful})
+
+    for batch in connection.sql(TEXTS_QUERY).to_arrow_reader(TEXTS_PER_BATCH):
         for row in batch.to_pylist():
-            yield _build_corpus_text(row, tool_names, markers)  # raises StorageError
+            yield _build_corpus_text(row, tool_name_by_lane, markers)  # raises StorageError
 
 
-def _build_corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
-    """Convert a row of the query TEXTS to a text with its calls.
+def _build_corpus_text(
+    row: Mapping[str, Any], tool_name_by_lane: Mapping[str, str], markers: CallMarkers
+) -> CorpusText:
+    """Convert a row of TEXTS_QUERY to a text with its calls.
+
+    Args:
+        row: A row of TEXTS_QUERY.
+        tool_name_by_lane: For each lane (a tool with its settings) the tool's name in texts.
+        markers: The strings with which calls begin and end.
 
     Raises:
         StorageError: The text holds other calls than the filter kept, because one of the tables is older.
     """
     try:
-        calls = _parse_calls_in_text(row, tool_names, markers)
+        calls = _parse_calls_in_text(row, tool_name_by_lane, markers)
     except (KeyError, ValueError) as error:
-        raise _build_other_calls_error(row, error) from error
+        raise _build_stale_text_error(row, error) from error
 
     # For preference pairs: the call that lowers the loss least, for each tool and position.
-    least_helpful = _iter_scored_calls(row["least_helpful"], row["offset"], tool_names)
+    least_helpful = _iter_scored_calls(row["least_helpful"], row["offset"], tool_name_by_lane)
 
     return CorpusText(
         digest=row["digest"],
@@ -126,15 +148,19 @@ def _build_corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], ma
         shard=row["shard"],
         url=row["url"],
         split=row["split"],
-        text=row["text_with_calls"],
-        plain=row["text"],
+        text_with_calls=row["text_with_calls"],
+        text_without_calls=row["text"],
         calls=tuple(calls),
-        least_helpful=tuple(least_helpful),
+        least_helpful_calls=tuple(least_helpful),
     )
 
 
-def _build_other_calls_error(row: Mapping[str, Any], reason: Exception) -> StorageError:
-    """Return the error for a row of TEXTS whose text holds other calls than the filter kept."""
+def _build_stale_text_error(row: Mapping[str, Any], reason: Exception) -> StorageError:
+    """Return the error for a row of TEXTS_QUERY whose text holds other calls than the filter kept.
+
+    Args:
+        reason: The error that showed it.
+    """
     return StorageError(
         f"text {row['segment']} of document {row['digest']} in augmented_corpus has other calls than "
         f"filtered_calls ({reason}); run `toolformer-dag run`, then this again"
@@ -142,12 +168,12 @@ def _build_other_calls_error(row: Mapping[str, Any], reason: Exception) -> Stora
 
 
 def _parse_calls_in_text(
-    row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers
+    row: Mapping[str, Any], tool_name_by_lane: Mapping[str, str], markers: CallMarkers
 ) -> list[ScoredCall]:
     """Find the calls in a text, and look up their losses.
 
     Args:
-        row: A row of the query TEXTS. It has the text with and without calls, the kept calls and their number.
+        row: A row of TEXTS_QUERY. It has the text with and without calls, the kept calls and their number.
 
     Returns:
         The calls in the order of the text.
@@ -157,70 +183,81 @@ def _parse_calls_in_text(
         ValueError: The number of calls is another, or the text without them is not the row's text without calls.
     """
     text_with_calls = row["text_with_calls"]
-    names = tool_names.values()
-    kept_call_at = _map_places_to_calls(_iter_scored_calls(row["kept"], row["offset"], tool_names))
-    calls = [kept_call_at[placed_call] for placed_call in placed_calls(text_with_calls, names, markers)]
+    tool_names = tool_name_by_lane.values()
 
+    kept_calls = _iter_scored_calls(row["kept"], row["offset"], tool_name_by_lane)
+    kept_call_by_placed_call = _map_placed_call_to_scored_call(kept_calls)
+
+    placed_calls = parse_placed_calls(text_with_calls, tool_names, markers)
+    calls = [kept_call_by_placed_call[placed_call] for placed_call in placed_calls]
+
+    # The message names the likely cause: calls to tools that are no longer in the settings are not found in the text.
     has_all_calls = len(calls) == row["calls"]
-    if not has_all_calls or take_out(text_with_calls, names, markers) != row["text"]:
+    if not has_all_calls or remove_calls(text_with_calls, tool_names, markers) != row["text"]:
         raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
     return calls
 
 
-def _map_places_to_calls(calls: Iterable[ScoredCall]) -> dict[PlacedCall, ScoredCall]:
-    """Map each call with its result and its character offset to its losses."""
-    return {PlacedCall(call.offset, Call(call.name, call.input), call.result): call for call in calls}
+def _map_placed_call_to_scored_call(scored_calls: Iterable[ScoredCall]) -> dict[PlacedCall, ScoredCall]:
+    """Return the scored calls, by the call as a text shows it: its character, tool, input and result."""
+    return {PlacedCall(call.offset, Call(call.name, call.input), call.result): call for call in scored_calls}
 
 
 def _iter_scored_calls(
-    structs: Collection[Mapping[str, Any]] | None, text_offset: int, tool_names: Mapping[str, str]
+    call_structs: Collection[Mapping[str, Any]] | None, text_offset: int, tool_name_by_lane: Mapping[str, str]
 ) -> Iterator[ScoredCall]:
-    """Convert the calls that the query collected for a text.
+    """Yield the calls that the query collected for a text.
 
-    A struct stands for a single call or for a chain (several calls in a row at one place). Each call of a
-    chain is yielded by itself.
+    A struct stands for a single call or for a chain (several calls in a row at one place). Each call of a chain is
+    yielded by itself.
 
     Args:
-        structs: The structs, as corpus_texts.sql builds them. None if the text has no calls.
+        call_structs: The structs, as corpus_texts.sql builds them. None if the text has no calls.
         text_offset: The character of the document at which the text begins.
-        tool_names: For each lane (a tool with its settings) the tool's name in texts. Other lanes are skipped.
+        tool_name_by_lane: For each lane (a tool with its settings) the tool's name in texts. Other lanes are skipped.
     """
-    for struct in structs or ():
+    for struct in call_structs or ():
         lane = struct["tool"]
-        if lane not in tool_names:
+        if lane not in tool_name_by_lane:
             continue
 
         links = parse_chain(struct["chain"])
         if not links:  # a single call
-            links = [ChainLink(tool_names[lane], struct["input"], struct["result"])]
+            links = [ChainLink(tool_name_by_lane[lane], struct["input"], struct["result"])]
 
         for link in links:
             yield _build_scored_call(struct, link, text_offset)
 
 
-def _build_scored_call(struct: Mapping[str, Any], link: ChainLink, text_offset: int) -> ScoredCall:
-    """Build one call of a struct. Each call of a chain gets the losses that were measured for the whole chain."""
+def _build_scored_call(call_struct: Mapping[str, Any], chain_link: ChainLink, text_offset: int) -> ScoredCall:
+    """Return one call of a struct. Each call of a chain gets the losses that were measured for the whole chain.
+
+    Args:
+        call_struct: A scored call or chain, with its key and losses, as corpus_texts.sql builds it.
+        chain_link: The call itself, with its tool, input and result.
+        text_offset: The character of the document at which the text begins.
+    """
     return ScoredCall(
-        tool=struct["tool"],
-        name=link.tool,
-        shard=struct["shard"],
-        segment=struct["segment"],
-        position=struct["position"],
-        sample=struct["sample"],
-        offset=struct["char_offset"] - text_offset,
-        input=link.input,
-        result=link.result,
-        delta=struct["delta"],
-        loss_empty=struct["loss_empty"],
-        loss_call=struct["loss_call"],
-        loss_result=struct["loss_result"],
+        tool=call_struct["tool"],  # the key of the lane (a tool with its settings) with which the chain begins
+        name=chain_link.tool,  # the name of the called tool in the text: in a chain it may be another tool
+        shard=call_struct["shard"],
+        segment=call_struct["segment"],
+        position=call_struct["position"],
+        sample=call_struct["sample"],
+        offset=call_struct["char_offset"] - text_offset,
+        input=chain_link.input,
+        result=chain_link.result,
+        delta=call_struct["delta"],
+        loss_empty=call_struct["loss_empty"],
+        loss_call=call_struct["loss_call"],
+        loss_result=call_struct["loss_result"],
     )
 
 
 def iter_preference_pairs(
-    text: CorpusText, tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS
+    text: CorpusText, tau_f_by_lane: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[dict[str, Any]]:
-    """Form pairs of a better and a worse continuation of a text, for training with DPO.
+    """Yield pairs of a better and a worse continuation of a text, for training with DPO.
 
     There are two kinds of pairs:
     - rejected_call: The kept call is better than a rejected one. After "It is",
@@ -231,77 +268,82 @@ def iter_preference_pairs(
     The rejected call is the least helpful one at its position. A position where several calls were kept gives no pair.
 
     Args:
-        tau_f: For each lane (a tool with its settings) the threshold of its filter: the least delta of a kept call,
-            which is by how many nats the call lowers the loss.
+        tau_f_by_lane: For each lane (a tool with its settings), the threshold of its filter: the least delta of a kept
+            call. The delta of a call is by how many nats it lowers the loss.
 
     Yields:
         Mappings with `prompt`, `chosen`, `rejected`, `kind`, `margin` (in nats), `chosen_call` (None for no_call)
         and `rejected_call`.
     """
-    kept_calls_at = Counter(call.offset for call in text.calls)
-    kept_call_at = {call.offset: call for call in text.calls}
+    call_count_by_offset = Counter(call.offset for call in text.calls)
+    kept_call_by_offset = {call.offset: call for call in text.calls}
 
-    for least_helpful in text.least_helpful:
-        offset = least_helpful.offset
-        if kept_calls_at[offset] > 1:  # a chain, or calls of two tools
+    for least_helpful_call in text.least_helpful_calls:
+        offset = least_helpful_call.offset
+        if call_count_by_offset[offset] > 1:  # a chain, or calls of two tools
             continue
 
-        kept_call = kept_call_at.get(offset)
-        if _is_worse(least_helpful, kept_call, tau_f[least_helpful.tool]):
-            yield _build_preference_pair(text.plain, least_helpful, kept_call, markers)
+        kept_call = kept_call_by_offset.get(offset)
+        tau_f = tau_f_by_lane[least_helpful_call.tool]  # `tool` is the key of the lane
+        if _is_worse_than_kept_call(least_helpful_call, kept_call, tau_f):
+            yield _build_preference_pair(text.text_without_calls, least_helpful_call, kept_call, markers)
 
 
-def _is_worse(least_helpful: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> bool:
-    """Check whether a call is so much worse than what was kept at its position that the two make a preference pair.
+def _is_worse_than_kept_call(least_helpful_call: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> bool:
+    """Return whether a call is so much worse than what was kept at its position that the two make a preference pair.
 
     - If a call was kept there, the other call must be a different call of the same tool, and must have been
       rejected: its delta (by how many nats it lowers the loss) is below the threshold.
-    - If no call was kept there, the call must raise the loss by at least the threshold.
+    - If no call was kept there, the call must raise the loss, by at least the threshold.
 
     Args:
-        least_helpful: The call that may be worse.
+        least_helpful_call: The call that may be worse.
         kept_call: The call kept at its position, or None.
         tau_f: The threshold of the filter, in nats.
     """
     if kept_call is None:
-        harm = least_helpful.loss_result - least_helpful.loss_empty
+        harm = least_helpful_call.loss_result - least_helpful_call.loss_empty
         return harm > 0 and harm >= tau_f  # tau_f may be 0
 
-    is_same_call = (least_helpful.input, least_helpful.result) == (kept_call.input, kept_call.result)
-    return least_helpful.tool == kept_call.tool and least_helpful.delta < tau_f and not is_same_call
+    is_same_tool = least_helpful_call.tool == kept_call.tool
+    was_rejected = least_helpful_call.delta < tau_f
+    is_same_call = (least_helpful_call.input, least_helpful_call.result) == (kept_call.input, kept_call.result)
+    return is_same_tool and was_rejected and not is_same_call
 
 
 def _build_preference_pair(
-    plain: str, rejected: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers
+    text_without_calls: str, rejected_call: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers
 ) -> dict[str, Any]:
-    """Build a preference pair: a text that goes on with a better and with a worse call at the same place.
+    """Return a preference pair: a text that goes on with a better and with a worse call at the same place.
 
     Args:
-        plain: The text without calls.
-        rejected: The worse call.
+        rejected_call: The worse call.
         kept_call: The better call. None if it is better to go on without a call.
 
     Returns:
-        The fields of the pair. `margin` is by how many nats the loss after the rejected call is higher.
+        The fields of the pair. `prompt` is the text before the call, `chosen` and `rejected` are the two continuations.
+        `margin` is by how many nats the loss after the rejected call is higher.
     """
-    rest = plain[rejected.offset :]
+    text_before = text_without_calls[: rejected_call.offset]
+    text_after = text_without_calls[rejected_call.offset :]
+
     if kept_call is None:
         kind = "no_call"
-        chosen = rest
-        chosen_loss = rejected.loss_empty  # of the same place without a call
+        chosen = text_after
+        chosen_loss = rejected_call.loss_empty  # of the same place without a call
         chosen_call = None
     else:
         kind = "rejected_call"
-        chosen = kept_call.written(markers) + rest
+        chosen = kept_call.format_with_result(markers) + text_after
         chosen_loss = kept_call.loss_result
         chosen_call = asdict(kept_call)
 
     return {
-        "prompt": plain[: rejected.offset],
-        "rejected": rejected.written(markers) + rest,
-        "rejected_call": asdict(rejected),
+        "prompt": text_before,
+        "rejected": rejected_call.format_with_result(markers) + text_after,
+        "rejected_call": asdict(rejected_call),
         "kind": kind,
         "chosen": chosen,
-        "margin": rejected.loss_result - chosen_loss,
+        "margin": rejected_call.loss_result - chosen_loss,
         "chosen_call": chosen_call,
     }

@@ -7,11 +7,11 @@ import polars as pl
 
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 
-DECIDED: Final = "decided_calls"
+DECIDED_CALLS_TABLE: Final = "decided_calls"
 """The table of a lane that is published beside filtered_calls: every scored call with its reason."""
 LIMIT_PREFIX: Final = "beyond_"
 """How reasons of calls begin that helped and are left out by a limit alone, such as beyond_examples."""
-DECIDED_SCHEMA = pl.Schema(
+DECIDED_CALLS_SCHEMA = pl.Schema(
     {
         "tool": pl.String(),
         "shard": pl.String(),
@@ -22,22 +22,22 @@ DECIDED_SCHEMA = pl.Schema(
         "reason": pl.String(),
     }
 )
-"""The key of a scored call; `reason`: the first that keeps it out, null where it stays."""
+"""The key of a scored call, and `reason`: the first reason that keeps the call out, null if it stays."""
 
 
-def decided_table(sources: Sequence[str]) -> WarehouseTable:
+def build_decided_table(source_tables: Sequence[str]) -> WarehouseTable:
     """Describe an input of the warehouse: the rows that say why a scored call was not kept.
 
     They fill the column `reason` of the table `decisions`. The warehouse itself has no table of this name.
 
     Args:
-        sources: The tables of the lake that hold the rows, such as "calculator/decided_calls".
+        source_tables: The tables of the lake that hold the rows, such as "calculator/decided_calls".
     """
     return WarehouseTable(
-        name=DECIDED,
+        name=DECIDED_CALLS_TABLE,
         comment="Every scored call with the reason why filtered_calls does not keep it.",
-        columns={},
-        schema=DECIDED_SCHEMA,
-        sources=tuple(sources),
-        by_shard=True,
+        comments_by_column={},
+        schema=DECIDED_CALLS_SCHEMA,
+        source_names=tuple(source_tables),
+        has_part_per_shard=True,
     )

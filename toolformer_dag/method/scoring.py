@@ -1,7 +1,7 @@
 """The score of a call: an SQL expression over its columns, which each lane (a tool with its settings) may choose.
 
 A call is kept if its score is at least tau_f. The paper's score is delta: by how much the call lowers the loss. Scores
-are computed when calls are read, by `calls_query`, and never stored, so that another score needs no model.
+are computed when calls are read, by `build_scored_calls_query`, and never stored, so that another score needs no model.
 """
 
 import re
@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 import duckdb
 
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.queries import open_in_memory, quote_sql, read_sql_file
+from toolformer_dag.lake.queries import open_memory_database, quote_sql, read_sql_file
 
 PAPER_SCORE = "loss_minus - loss_plus"
 """The score that loss_deltas and swapped_results hold as delta."""
-OVER_ECHO = "least(delta, delta - echo)"
+SCORE_OVER_ECHO = "least(delta, delta - echo)"
 """The delta of a call, less that of its echo if it is positive: the call with a result that the text gave away.
 
 SQL's least ignores a null, so that a call without an echo keeps its delta.
 """
-NUMBERS = (
+SCORE_COLUMNS = (
     "p_api",
     "loss_empty",
     "loss_call",
@@ -33,21 +33,23 @@ NUMBERS = (
     "cost",
 )
 """Columns that a score may read. `cost`: of the call or of all calls of a chain, 0 if the tool says nothing."""
-CALL_COSTS = read_sql_file(__package__, "call_costs.sql")
+CALL_COSTS_QUERY = read_sql_file(__package__, "call_costs.sql")
 """A query over decisions, lanes, texts and tool_costs for what each scored call cost."""
-COSTS = f"CREATE VIEW call_costs AS {CALL_COSTS};{read_sql_file(__package__, 'call_costs_comments.sql')}"
-SCORED_SQL = read_sql_file(__package__, "scored.sql")
-IDENTITY = SCORED_SQL + CALL_COSTS
+CALL_COSTS_VIEW_SQL = (
+    f"CREATE VIEW call_costs AS {CALL_COSTS_QUERY};{read_sql_file(__package__, 'call_costs_comments.sql')}"
+)
+SCORED_CALLS_TEMPLATE = read_sql_file(__package__, "scored.sql")
+SCORING_SQL = SCORED_CALLS_TEMPLATE + CALL_COSTS_QUERY
 """The SQL that counts in fingerprints of whatever uses a score other than the paper's."""
-CALL_KEY = "tool, shard, digest, segment, position, sample"
+CALL_KEY_SQL = "tool, shard, digest, segment, position, sample"
 
 
 class ScoreError(UserError):
     """An expression that is no score."""
 
 
-def refuse(score: str) -> None:
-    """Check that a score is an SQL expression over the columns NUMBERS of a single call.
+def check_score_sql(score_sql: str) -> None:
+    """Check that a score is an SQL expression over the columns SCORE_COLUMNS of a single call.
 
     "delta - 0.1 * cost" is valid. A sum over several calls is not, nor is an unknown column.
 
@@ -55,82 +57,98 @@ def refuse(score: str) -> None:
         ScoreError: The expression is not valid.
     """
     # DuckDB tries the score on a call whose columns are all null.
-    null_columns = ", ".join(f"NULL::DOUBLE AS {name}" for name in NUMBERS)
+    null_columns = ", ".join(f"NULL::DOUBLE AS {name}" for name in SCORE_COLUMNS)
     # The score stands in WHERE, because there DuckDB refuses sums and other aggregates over several rows.
-    query = f"SELECT delta FROM (SELECT {null_columns}) WHERE {_build_value_sql(score)} > 0"
+    query = f"SELECT delta FROM (SELECT {null_columns}) WHERE {_build_nullable_score_sql(score_sql)} > 0"
 
     try:
-        with open_in_memory() as connection:
+        with open_memory_database() as connection:
             connection.execute(query)
     except duckdb.Error as error:
         reason = str(error).splitlines()[0]
-        raise ScoreError(f"{score!r} is no score ({reason}); write SQL over {', '.join(NUMBERS)}") from error
+        raise ScoreError(f"{score_sql!r} is no score ({reason}); write SQL over {', '.join(SCORE_COLUMNS)}") from error
 
 
-def _build_value_sql(score: str) -> str:
+def _build_nullable_score_sql(score_sql: str) -> str:
     """Return the SQL expression of a score that gives null if it fails, as for a division by zero.
 
     The line breaks let a comment at its end (`delta -- as in the paper`) end before the bracket.
     """
-    return f"TRY((\n{score}\n)::DOUBLE)"
+    return f"TRY((\n{score_sql}\n)::DOUBLE)"
 
 
-def list_lanes_reading_cost(scores: Mapping[str, str]) -> list[str]:
-    """Return the lanes whose score reads the cost of a call. `scores`: key of the lane -> expression."""
-    return [lane for lane, score in scores.items() if re.search(r"\bcost\b", score, re.IGNORECASE)]
+def list_lanes_reading_cost(score_sql_by_lane: Mapping[str, str]) -> list[str]:
+    """Return the keys of the lanes (tools with their settings) whose score reads the cost of a call.
+
+    Args:
+        score_sql_by_lane: For each lane the SQL expression of its score.
+    """
+    return [
+        lane_key
+        for lane_key, score_sql in score_sql_by_lane.items()
+        if re.search(r"\bcost\b", score_sql, re.IGNORECASE)
+    ]
 
 
-def choose_table_or_view(scores: Mapping[str, str]) -> str:
+def choose_table_or_view(score_sql_by_lane: Mapping[str, str]) -> str:
     """Return "TABLE" or "VIEW": how to create scored calls that are read several times.
 
     It is a table if a score reads costs: a view would join the costs at each reading.
     """
-    return "TABLE" if list_lanes_reading_cost(scores) else "VIEW"
+    return "TABLE" if list_lanes_reading_cost(score_sql_by_lane) else "VIEW"
 
 
-def calls_query(
-    files: Sequence[str], scores: Mapping[str, str] = {}, cost_tables: str = "", swaps: bool = False
+def build_scored_calls_query(
+    call_files: Sequence[str],
+    score_sql_by_lane: Mapping[str, str] = {},
+    cost_tables_sql: str = "",
+    are_swaps: bool = False,
 ) -> str:
     """Build an SQL query that reads scored calls from Parquet files and computes their scores.
 
     Args:
-        files: Files of the table loss_deltas, or of its control swapped_results.
-        scores: The SQL expressions of the lanes (tools with their settings) whose score is not the paper's.
-        cost_tables: The parts of a WITH clause that define texts, lanes and tool_costs. Needed if a score reads `cost`.
-        swaps: Whether the files hold calls with swapped results. They cost what the call with its true result costs.
+        call_files: Files of the table loss_deltas, or of its control swapped_results.
+        score_sql_by_lane: The SQL expressions of the lanes (tools with their settings) whose score is not the paper's.
+            Calls of other lanes keep the `delta` of the files, which is the paper's score.
+        cost_tables_sql: The parts of a WITH clause that define texts, lanes and tool_costs. Needed if a score reads
+            `cost`.
+        are_swaps: Whether the files hold calls with swapped results. They cost what the call with its true result
+            costs.
 
     Returns:
         A query for the columns of the calls, with the score as `delta`, and a number of each row as `row`.
 
     Example:
-        `calls_query(["a.parquet"], {"calculator": "delta - echo"})` gives, in short:
+        `build_scored_calls_query(["a.parquet"], {"calculator": "delta - echo"})` gives, in short:
 
-            SELECT * REPLACE (CASE tool WHEN 'calculator' THEN TRY((delta - echo)::DOUBLE) END AS delta) FROM ...
+            SELECT * REPLACE (CASE tool WHEN 'calculator' THEN TRY((delta - echo)::DOUBLE) ELSE delta END AS delta)
+            FROM ...
     """
-    paths = ", ".join(map(quote_sql, files))
-    scan = f"read_parquet([{paths}], hive_partitioning = false, file_row_number = true)"
-    row = "file_index::BIGINT << 32 | file_row_number"  # the number of the file, then that of the row in it
-    numbered_calls = f"SELECT * EXCLUDE (file_row_number), {row} AS row FROM {scan}"
+    quoted_paths = ", ".join(map(quote_sql, call_files))
+    scan_sql = f"read_parquet([{quoted_paths}], hive_partitioning = false, file_row_number = true)"
+    # The upper 32 bits are the number of the file, the lower ones the number of the row in it.
+    row_number_sql = "file_index::BIGINT << 32 | file_row_number"
+    calls_query = f"SELECT * EXCLUDE (file_row_number), {row_number_sql} AS row FROM {scan_sql}"
 
-    if not scores:
-        return numbered_calls
+    if not score_sql_by_lane:
+        return calls_query
 
-    costs = _build_costs_query(scores, cost_tables, swaps)  # what a call costs, for scores that read it
-    return with_scores(numbered_calls, costs, scores)
+    costs_query = _build_costs_query(score_sql_by_lane, cost_tables_sql, are_swaps)
+    return build_query_with_scores(calls_query, costs_query, score_sql_by_lane)
 
 
-def _build_costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> str:
+def _build_costs_query(score_sql_by_lane: Mapping[str, str], cost_tables_sql: str, are_swaps: bool) -> str:
     """Build an SQL query for what calls cost, for the lanes whose score reads `cost`.
 
     It reads the calls from the table expression `called` of the query in which it is used (scored.sql).
 
     Args:
-        scores: For each lane (a tool with its settings) the SQL expression of its score.
-        cost_tables: The parts of a WITH clause that define the other tables from which costs are computed.
-        swaps: Whether `called` has several rows per call, one for each swapped result.
+        score_sql_by_lane: For each lane (a tool with its settings) the SQL expression of its score.
+        cost_tables_sql: The parts of a WITH clause that define the other tables from which costs are computed.
+        are_swaps: Whether `called` has several rows per call, one for each swapped result.
 
     Returns:
-        A query with a row per call: its key (CALL_KEY) and its `cost`. Without any such lane it has no rows.
+        A query with a row per call: its key (CALL_KEY_SQL) and its `cost`. Without any such lane it has no rows.
 
     Example:
         With the score "delta - 0.1 * cost" of the calculator:
@@ -138,37 +156,42 @@ def _build_costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool)
             WITH decisions AS (FROM called WHERE tool IN ('calculator')), ...
             FROM (SELECT tool, ..., cost FROM decisions)
     """
-    lanes_with_costs = list_lanes_reading_cost(scores)
+    lanes_with_costs = list_lanes_reading_cost(score_sql_by_lane)
     if not lanes_with_costs:
-        return f"SELECT {CALL_KEY}, 0.0::DOUBLE AS cost FROM called WHERE false"
+        return f"SELECT {CALL_KEY_SQL}, 0.0::DOUBLE AS cost FROM called WHERE false"
 
     condition = f"tool IN ({', '.join(map(quote_sql, lanes_with_costs))})"
-    if swaps:
+    if are_swaps:
         condition += " AND swap = 0"  # the swaps of a call share its key
 
-    # CALL_COSTS reads the calls under the name `decisions`.
-    return f"WITH decisions AS (FROM called WHERE {condition}), {cost_tables} FROM ({CALL_COSTS})"
+    # CALL_COSTS_QUERY reads the calls under the name `decisions`.
+    return f"WITH decisions AS (FROM called WHERE {condition}), {cost_tables_sql} FROM ({CALL_COSTS_QUERY})"
 
 
-def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
-    """Build a query that replaces the `delta` of calls by the score of their lane.
+def build_query_with_scores(source_query: str, costs_query: str, score_sql_by_lane: Mapping[str, str]) -> str:
+    """Build an SQL query that replaces the `delta` of calls by the score of their lane.
 
     It fills in the placeholders CALLED, COSTS, SCORE and TOOLS of the template scored.sql, which is in short
     `WITH called AS (CALLED), costs AS (COSTS) SELECT * REPLACE (SCORE AS delta)`.
 
     Args:
-        called: A query for the calls.
-        costs: A query for what the calls cost.
-        scores: For each lane (a tool with its settings) an SQL expression over the columns of a call.
+        source_query: A query for the calls.
+        costs_query: A query for what the calls cost.
+        score_sql_by_lane: For each lane (a tool with its settings) an SQL expression over the columns of a call.
     """
-    cases = " ".join(f"WHEN {quote_sql(lane)} THEN {_build_value_sql(score)}" for lane, score in scores.items())
-    sql_of_placeholder = {
-        "CALLED": called,
-        "COSTS": costs,
-        "TOOLS": ", ".join(map(quote_sql, scores)),
+    cases = " ".join(
+        f"WHEN {quote_sql(lane_key)} THEN {_build_nullable_score_sql(score_sql)}"
+        for lane_key, score_sql in score_sql_by_lane.items()
+    )
+    sql_by_placeholder = {
+        "CALLED": source_query,
+        "COSTS": costs_query,
+        "TOOLS": ", ".join(map(quote_sql, score_sql_by_lane)),
         "SCORE": f"CASE tool {cases} END",
     }
 
-    _, _, template = SCORED_SQL.partition("\n\n")  # without its comment, which names the placeholders too
-    placeholders = "|".join(sql_of_placeholder)
-    return re.sub(placeholders, lambda match: sql_of_placeholder[match[0]], template)
+    # The template without its comment, which names the placeholders too.
+    _, _, template = SCORED_CALLS_TEMPLATE.partition("\n\n")
+    # All in one pass, so that a placeholder in inserted SQL stays as it is.
+    any_placeholder = "|".join(sql_by_placeholder)
+    return re.sub(any_placeholder, lambda match: sql_by_placeholder[match[0]], template)

@@ -21,23 +21,29 @@ LogProbabilities = NDArray[np.float32]
 class Ends(Protocol):
     """Decides where a sampled call ends; `Encoding` implements it."""
 
-    def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for each token whether it may end a sample, in their shape: its text holds "]", or it is EOS."""
+    def can_end_sample(self, token_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Check for each token whether it may end a sample: its text holds "]", or it is EOS.
 
-    def has_ended(self, sampled: Sequence[int]) -> bool:
-        """Return whether a sample is complete. Only called for samples whose last token `may_end`."""
+        Returns:
+            Booleans in the shape of `token_ids`.
+        """
+
+    def has_sample_ended(self, sampled_ids: Sequence[int]) -> bool:
+        """Return whether a sample is complete. Only called for samples whose last token passes `can_end_sample`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplePoint:
     """A point in a text at which calls are sampled.
 
-    - `tokens_before`: the number of the text's tokens before it. Samples continue the prompt, these tokens and " [".
-    - `uniforms` [samples, max_call_tokens]: random numbers in [0, 1), one per token that a sample draws. It draws the
-      first token whose cumulative probability exceeds the number.
+    Attributes:
+        token_count_before: The number of the text's tokens before the point. Samples continue the prompt, these tokens
+            and the token ` [`.
+        uniforms: Random numbers in [0, 1), [samples, max_call_tokens]: one per token that a sample draws. It draws the
+            first token whose cumulative probability exceeds the number.
     """
 
-    tokens_before: int
+    token_count_before: int
     uniforms: NDArray[np.float64]
 
 
@@ -45,53 +51,61 @@ class SamplePoint:
 class TokenText:
     """A text x in which calls are proposed, as the tokens that follow the prompt.
 
-    - `ids`: the tokens of x, "Output:", and x again up to the last token that is needed. p_i is the probability that
-      " [" comes before token i of this second x.
-    - `first_place`: the number of `ids` after which p_0 is computed; p_i is computed after `first_place` + i of them.
-    - `place_count`: the number of p_i to compute; 0 where only samples are wanted.
-    - `most_samples`: an upper limit of the number of samples that the points have together.
-    - `choose`: gets p, [place_count], and returns the points at which to sample. A backend calls it once per text, and
-      again where memory ran out in between.
+    Attributes:
+        token_ids: The tokens of x, "Output:", and x again up to the last token that is needed. p_i is the probability
+            that " [" comes before token i of this second x.
+        first_place: The number of `token_ids` after which p_0 is computed; p_i is computed after `first_place` + i of
+            them.
+        place_count: The number of p_i to compute, which is 0 if only samples are wanted.
+        max_samples: An upper limit of the number of samples that the points have together.
+        choose_points: Takes the probabilities p, [place_count], and returns the points at which to sample. A backend
+            calls it once per text, and again if memory ran out in between.
     """
 
-    ids: Sequence[int]
+    token_ids: Sequence[int]
     first_place: int
     place_count: int
-    most_samples: int
-    choose: Callable[[NDArray[np.float32]], Sequence[SamplePoint]]
+    max_samples: int
+    choose_points: Callable[[NDArray[np.float32]], Sequence[SamplePoint]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenQuery:
     """A question to a backend for the log p of tokens at places of a sequence.
 
-    - `kind`: the field of TokenCounts that the computed tokens are added to.
-    - `prefix`: the first tokens of the sequence. Prefixes with a common beginning are computed once.
-    - `text`: the tokens after the prefix.
-    - `places`: the number of tokens of `text` after which log p is wanted.
-    - `tokens`: for each place, the tokens whose log p is wanted there; equally many at each place.
-
     With text [5, 8], places [0, 1] and tokens [[5], [8]], the answer is [[log p(5 | prefix)], [log p(8 | prefix, 5)]].
+
+    Attributes:
+        count_field: The field of TokenCounts that the computed tokens are added to.
+        prefix_ids: The first tokens of the sequence. Prefixes with a common beginning are computed once.
+        text_ids: The tokens after the prefix.
+        query_positions: The places at which log p is wanted, each as the number of tokens of `text_ids` before it.
+        target_ids_by_place: For each place, the tokens whose log p is wanted there, equally many at each place.
     """
 
-    kind: str
-    prefix: Sequence[int]
-    text: Sequence[int]
-    places: Sequence[int]
-    tokens: Sequence[Sequence[int]]
+    count_field: str
+    prefix_ids: Sequence[int]
+    text_ids: Sequence[int]
+    query_positions: Sequence[int]
+    target_ids_by_place: Sequence[Sequence[int]]
 
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens that went through the model by kind, without padding, and the number of passes.
-
-    - `prompt`: prompts of P(x).
-    - `positions`: texts after the prompt, whose p_i were computed.
-    - `samples`: tokens of samples, and texts that ran for their samples alone.
-    - `loss_*`: the three losses. `perplexity`: held-out texts.
-    - `passes`: passes of the model, except those that draw a token of each sample: these are `decoding_steps`.
+    """The number of tokens that went through the model, by purpose and without padding, and the number of passes.
 
     What greedy decoding runs is not counted.
+
+    Attributes:
+        prompt: Prompts of P(x).
+        positions: Texts after the prompt, whose p_i were computed.
+        samples: Tokens of samples, and texts that ran for their samples alone.
+        loss_empty: Sequences for the loss without a call.
+        loss_call: Sequences for the loss after a call without its result.
+        loss_result: Sequences for the loss after a call with its result.
+        perplexity: Held-out texts.
+        passes: Passes of the model, except those counted as `decoding_steps`.
+        decoding_steps: Passes that draw a token of each sample.
     """
 
     prompt: int = 0
@@ -104,9 +118,9 @@ class TokenCounts:
     passes: int = 0
     decoding_steps: int = 0
 
-    def add(self, kind: str, tokens: int) -> None:
-        """Add `tokens` to the field `kind`."""
-        setattr(self, kind, getattr(self, kind) + tokens)
+    def add_tokens(self, count_field: str, token_count: int) -> None:
+        """Add `token_count` to the field `count_field`."""
+        setattr(self, count_field, getattr(self, count_field) + token_count)
 
     def as_dict(self) -> dict[str, int]:
         """Return the counts by field name."""
@@ -117,75 +131,86 @@ class TokenCounts:
 class CallForm:
     """The form of a call that a row of `GreedyRows` is writing, up to the call's result.
 
-    - `grammar`: an llguidance grammar for everything that follows, before the token `end`.
-    - `matcher`: the state of the grammar after the tokens written so far.
-    - `most`: the most tokens that may follow.
-    - `end`: the token that follows the complete call.
+    Attributes:
+        grammar: An llguidance grammar for everything that follows, before the token `end_token_id`.
+        grammar_matcher: The state of the grammar after the tokens written so far.
+        max_tokens: The most tokens that may follow.
+        end_token_id: The token that follows the complete call.
     """
 
     grammar: str
-    matcher: LLMatcher
-    most: int
-    end: int
+    grammar_matcher: LLMatcher
+    max_tokens: int
+    end_token_id: int
 
-    def allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens may come next, [vocabulary]."""
-        return np.frombuffer(self.matcher.compute_logit_bias(), np.uint8) > 0
+    def compute_allowed_mask(self) -> NDArray[np.bool_]:
+        """Compute for each token of the vocabulary whether it may come next, [vocabulary]."""
+        return np.frombuffer(self.grammar_matcher.compute_logit_bias(), np.uint8) > 0
 
-    def allows(self, token: int) -> bool:
+    def is_token_allowed(self, token_id: int) -> bool:
         """Return whether a token may come next."""
-        return bool(self.matcher.validate_tokens([token]))
+        return bool(self.grammar_matcher.validate_tokens([token_id]))
 
 
 class GreedyRows(Protocol):
     """A batch of sequences of different lengths, its rows, that the caller continues token by token.
 
-    A row is named by its index in the batch, which `keep` changes.
+    A row is named by its index in the batch, which `keep_rows` changes.
     """
 
-    def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm]) -> None:
+    def append_tokens(self, token_ids: Sequence[int], call_forms_by_row: Mapping[int, CallForm]) -> None:
         """Append a token to each row.
 
-        forms: by row, the form of a call that begins with this token. It is passed once and holds until the row leaves
-            the batch.
+        Args:
+            token_ids: The token of each row.
+            call_forms_by_row: For each row in which a call begins with this token, the form of the call. It is passed
+                once and holds until the row leaves the batch.
         """
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep_rows(self, kept_rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
 
-    def add(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Run sequences and append them as rows; the batch has at most `Backend.greedy_rows` rows in all."""
+    def add_sequences(self, token_sequences: Sequence[Sequence[int]]) -> None:
+        """Run sequences and append them as rows. The batch has at most `Backend.max_greedy_rows` rows in all."""
 
-    def ranks(self, token: int) -> list[int]:
-        """Return for each row how many tokens are more likely than `token` as the next one."""
+    def compute_token_ranks(self, token_id: int) -> list[int]:
+        """Count for each row the tokens that are more likely than `token_id` as the next one."""
 
-    def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
-        """Return how many single tokens, except `tokens[0]`, are more likely than the whole sequence `tokens`."""
+    def compute_sequence_rank(self, row_index: int, token_ids: Sequence[int]) -> int:
+        """Count the single tokens, except `token_ids[0]`, that are more likely than the whole sequence `token_ids`."""
 
-    def likeliest(self, row: int, tokens: int) -> dict[int, float]:
-        """Return a row's `tokens` most likely next tokens with their log p in nats, most likely first."""
+    def find_likeliest_tokens(self, row_index: int, token_count: int) -> dict[int, float]:
+        """Return a row's `token_count` most likely next tokens with their log p in nats, most likely first."""
 
-    def log_probability(self, row: int, tokens: Sequence[int]) -> float:
-        """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
+    def compute_log_probability(self, row_index: int, token_ids: Sequence[int]) -> float:
+        """Compute the joint log probability, in nats, of `token_ids` as the continuation of a row.
 
-    def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Forbid next tokens of rows until the next step. places: pairs of a row and a token."""
+        Nothing is appended to the row.
+        """
 
-    def permit(self, row: int, form: CallForm) -> bool:
-        """Forbid the next tokens that the grammar of a row's call does not allow; return whether it allows any."""
+    def forbid_tokens(self, row_token_pairs: Sequence[tuple[int, int]]) -> None:
+        """Forbid next tokens of rows until a token is appended. Each pair is the index of a row and a token."""
 
-    def best(self) -> list[int]:
+    def apply_call_form(self, row_index: int, call_form: CallForm) -> bool:
+        """Forbid the next tokens of a row that the grammar of its call does not allow.
+
+        Returns:
+            Whether the grammar allows any token.
+        """
+
+    def find_best_tokens(self) -> list[int]:
         """Return the most likely next token of each row that is not forbidden."""
 
 
 class Backend(Protocol):
     """A language model that can be run.
 
-    - `identity`: library, version and arithmetic, such as `transformers 5.0.0, tf32`. It is recorded with computed rows
-      and part of no fingerprint, because another identity changes numbers by rounding alone.
-    - `context_length`: the most tokens of a sequence.
-    - `greedy_rows`: the most rows that a batch of `greedy` may have.
-    - `counts`: the tokens that went through the model so far.
+    Attributes:
+        identity: Library, version and arithmetic, such as `transformers 5.0.0, tf32`. It is recorded with computed rows
+            and part of no fingerprint, because another identity changes numbers by rounding alone.
+        context_length: The maximum number of tokens in a sequence.
+        max_greedy_rows: The maximum number of rows in a batch of `start_greedy_rows`.
+        token_counts: The tokens that went through the model so far.
     """
 
     @property
@@ -195,38 +220,50 @@ class Backend(Protocol):
     def context_length(self) -> int: ...
 
     @property
-    def greedy_rows(self) -> int: ...
+    def max_greedy_rows(self) -> int: ...
 
     @property
-    def counts(self) -> TokenCounts: ...
+    def token_counts(self) -> TokenCounts: ...
 
-    def propose(
+    def sample_calls(
         self,
-        prompt: Sequence[int],
+        prompt_ids: Sequence[int],
         texts: Sequence[TokenText],
-        start: Sequence[int],
+        call_start_ids: Sequence[int],
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Sample calls in texts; return for each text the tokens of each of its samples, without `start`.
+        """Sample tool calls in texts.
 
         1. For each place of a text, the backend computes the probability that a call begins there.
-        2. It hands these to the text's `choose`, which returns the points at which to sample.
+        2. It hands these to the text's `choose_points`, which returns the points at which to sample.
         3. At each point it draws a sample per row of the point's `uniforms`, [samples, max_call_tokens], the random
            numbers in [0, 1) by which its tokens are drawn. Samples are returned point by point.
 
-        Two texts, where the first chooses two points with one sample each and the second none, give
-        [[[17, 4], [9]], []].
+        Args:
+            prompt_ids: The tokens before each text.
+            texts: The texts, with the places where a call may stand.
+            call_start_ids: The tokens of ` [`, which begins a call.
+            ends: Decides where a sample ends. A sample also ends after `sampling.max_call_tokens` tokens.
+            sampling: Temperature, top_p and the maximum length of a call.
 
-        - prompt: the tokens before each text.
-        - start: the tokens of ` [`, which begins a call.
-        - ends: says which tokens end a sample. A sample also ends after `sampling.max_call_tokens` tokens.
+        Returns:
+            For each text, the tokens of each of its samples, without `call_start_ids`. For example, of two texts the
+            first chooses two points with one sample each, and the second none: [[[17, 4], [9]], []].
 
-        Raises ModelError where a single text does not fit into memory.
+        Raises:
+            ModelError: A single text does not fit into memory.
         """
 
-    def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Return the log p of each query, [places, tokens per place] each. Raises ModelError where memory runs out."""
+    def compute_log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+        """Compute the log p that some queries ask for.
 
-    def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyRows:
-        """Run at most `greedy_rows` sequences, and return them as a batch for the caller to continue."""
+        Returns:
+            An array [places, tokens per place] for each query, in the order of the queries.
+
+        Raises:
+            ModelError: A query does not fit into memory.
+        """
+
+    def start_greedy_rows(self, token_sequences: Sequence[Sequence[int]]) -> GreedyRows:
+        """Run at most `max_greedy_rows` sequences, and return them as a batch for the caller to continue."""

@@ -21,15 +21,16 @@ from toolformer_dag.model.transformers_backend import TransformersBackend
 from toolformer_dag.model.weights import OffsetError
 from toolformer_dag.settings.model_settings import SamplingSettings
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.texts.call_places import find_sampling_token
+from toolformer_dag.texts.call_places import find_sampling_token_index
 
 
 class Engine:
     """Proposes and scores calls in many texts.
 
-    - `language_model`: the model and its tokenizer.
-    - `encoding`: the tokenizer as the method uses it.
-    - `backend`: runs the model.
+    Attributes:
+        language_model: The model and its tokenizer.
+        encoding: The tokenizer as the method uses it.
+        backend: Runs the model.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class Engine:
         self.backend = backend or _build_backend(language_model, token_budget)
 
     @property
-    def counts(self) -> TokenCounts:
+    def token_counts(self) -> TokenCounts:
         """Return the tokens that went through the model so far."""
-        return self.backend.counts
+        return self.backend.token_counts
 
-    def position_at(self, text: str, offset: int) -> int:
+    def find_call_position(self, text: str, offset: int) -> int:
         """Find the token that follows a call inserted before a character of a text.
 
         White space around the character does not matter: in `is 215` with the tokens `is`, ` `, `215`, the offsets 2
@@ -65,10 +66,10 @@ class Engine:
         Raises:
             OffsetError: A call cannot be inserted there, because no token begins there.
         """
-        [tokens] = self.encoding.texts([text])
-        place = tokens.place_at(text, offset)
+        [tokens] = self.encoding.encode_texts([text])
+        place = tokens.find_call_place(text, offset)
         if place is None:
-            raise OffsetError(offset, tokens.nearest_boundary(offset))
+            raise OffsetError(offset, tokens.find_nearest_boundary(offset))
         return place.position
 
     def propose(
@@ -102,15 +103,16 @@ class Engine:
             ModelError: A single text does not fit into memory.
         """
         selection = Selection(tau_s, k, m, sampling)
-        prompt_tokens = self.encoding.prompt_tokens(prompt)
-        ends = self.encoding.before_results if finetuned else self.encoding  # says with which tokens a sample ends
+        prompt_tokens = self.encoding.encode_prompt(prompt)
+        # This decides with which tokens a sample ends.
+        ends = self.encoding.encoding_ending_before_results if finetuned else self.encoding
 
-        proposals = self._build_pending_proposals(requests, selection, prompt_length=len(prompt_tokens))
+        proposals = self._build_pending_proposals(requests, selection, prompt_token_count=len(prompt_tokens))
         self._run_proposals(prompt_tokens, proposals, ends, sampling)  # fills in their probabilities and samples
-        return [proposal.proposal(ends) for proposal in proposals]
+        return [proposal.build_proposal(ends) for proposal in proposals]
 
     def _build_pending_proposals(
-        self, requests: Sequence[ProposalRequest], selection: Selection, *, prompt_length: int
+        self, requests: Sequence[ProposalRequest], selection: Selection, *, prompt_token_count: int
     ) -> list[PendingProposal]:
         """Prepare a proposal for each request, before the model runs.
 
@@ -119,24 +121,26 @@ class Engine:
 
         Args:
             requests: The texts, with what is already known of their proposals.
-            selection: Says which positions of a text get how many samples.
-            prompt_length: The number of tokens before each text.
+            selection: Decides which positions of a text get how many samples.
+            prompt_token_count: The number of tokens before each text.
 
         Raises:
             ValueError: A request has stored probabilities, but not one for each token.
         """
-        texts = self.encoding.texts([request.text for request in requests])
+        texts = self.encoding.encode_texts([request.text for request in requests])
 
         proposals = []
         for request, text in zip(requests, texts, strict=True):
             proposal = self._build_proposal(request, text, selection)
-            proposal.reason = self._explain_refusal(proposal, prompt_length)
+            proposal.reason = self._explain_refusal(proposal, prompt_token_count)
             if proposal.reason is None:
                 _apply_stored_probabilities(proposal)
             proposals.append(proposal)
         return proposals
 
-    def _build_proposal(self, request: ProposalRequest, text: TextTokens, selection: Selection) -> PendingProposal:
+    def _build_proposal(
+        self, request: ProposalRequest, text_tokens: TextTokens, selection: Selection
+    ) -> PendingProposal:
         """Build the proposal of a request as it is before the model runs.
 
         The model reads the prompt, the text, "Output:" and the text again. A call may begin before each token of this
@@ -144,62 +148,70 @@ class Engine:
 
         Args:
             request: A text. In a chain also its earlier calls.
-            text: The tokens of this text.
-            selection: Says which positions of a text get how many samples.
+            text_tokens: The tokens of this text.
+            selection: Decides which positions of a text get how many samples.
 
         Returns:
-            The proposal. Its `text` has the tokens before which a call may begin, and its `lead` all tokens between the
-            prompt and the first of these.
+            The proposal. Its `candidate_tokens` are the tokens before which a call may begin, and its
+            `ids_before_candidates` all tokens between the prompt and the first of these.
         """
-        text_and_output = text.ids + self.encoding.output
-        if not request.calls:
-            return PendingProposal(request, selection, text=text, lead=text_and_output)
+        text_and_output = text_tokens.token_ids + self.encoding.output_label_ids
+        if not request.earlier_calls:
+            return PendingProposal(
+                request, selection, candidate_tokens=text_tokens, ids_before_candidates=text_and_output
+            )
 
-        # In `is 215` with earlier calls before ` 215`, `lead` is the text, "Output:", `is` and these calls.
-        token_after_calls = find_sampling_token(request.text, text.offsets, request.behind)
-        only_token = text.part(token_after_calls, token_after_calls + 1)
-        [earlier_calls] = self.encoding.calls([request.calls])
-        lead = text_and_output + text.ids[:token_after_calls] + earlier_calls
-        return PendingProposal(request, selection, text=only_token, lead=lead)
+        # For example, in `is 215` with earlier calls before ` 215`, the tokens before the place are those of the text,
+        # "Output:", `is` and these calls.
+        place_index = find_sampling_token_index(request.text, text_tokens.offsets, request.earlier_calls_position)
+        token_after_calls = text_tokens.slice_tokens(place_index, place_index + 1)
+        [earlier_call_ids] = self.encoding.encode_calls([request.earlier_calls])
+        ids_before_place = text_and_output + text_tokens.token_ids[:place_index] + earlier_call_ids
+        return PendingProposal(
+            request, selection, candidate_tokens=token_after_calls, ids_before_candidates=ids_before_place
+        )
 
-    def _explain_refusal(self, proposal: PendingProposal, prompt_length: int) -> str | None:
-        """Say why the model cannot run for a proposal, if so.
+    def _explain_refusal(self, proposal: PendingProposal, prompt_token_count: int) -> str | None:
+        """Return the reason for which the model cannot run for a proposal, if there is one.
 
         Returns:
             "empty" if there is no token before which a call may begin, "does_not_fit" if the context has no space for
             all that the model reads and the longest call, or None if the model can run.
         """
-        place_count = len(proposal.text.ids)
-        if not place_count:
+        place_count = len(proposal.candidate_tokens.token_ids)
+        if place_count == 0:
             return "empty"
-        call_length = len(self.encoding.start) + proposal.selection.sampling.max_call_tokens
-        length = prompt_length + len(proposal.lead) + place_count + call_length
-        return "does_not_fit" if length > self.backend.context_length else None
+
+        max_call_length = len(self.encoding.call_start_ids) + proposal.selection.sampling.max_call_tokens
+        sequence_length = prompt_token_count + len(proposal.ids_before_candidates) + place_count + max_call_length
+        return "does_not_fit" if sequence_length > self.backend.context_length else None
 
     def _run_proposals(
-        self, prompt: list[int], proposals: Sequence[PendingProposal], ends: Ends, sampling: SamplingSettings
+        self, prompt_ids: list[int], proposals: Sequence[PendingProposal], ends: Ends, sampling: SamplingSettings
     ) -> None:
         """Run the model for the proposals that need it, and fill in their samples.
 
         Their probabilities of a call before each token are filled in too, unless they were stored.
 
         Args:
-            prompt: The tokens before each text.
+            prompt_ids: The tokens before each text.
             proposals: The proposals. Those without anything to compute are left alone.
-            ends: Says with which tokens a sample ends.
+            ends: Decides where a sample ends.
             sampling: How the samples are drawn.
         """
-        running = [proposal for proposal in proposals if proposal.needs_model]
-        if not running:
+        proposals_to_run = [proposal for proposal in proposals if proposal.needs_model]
+        if not proposals_to_run:
             return
 
         # The backend passes the probabilities to the `choose_points` of each proposal, which stores them.
-        token_texts = [proposal.token_text() for proposal in running]
-        samples_of_texts = self.backend.propose(prompt, token_texts, self.encoding.start, ends, sampling)
-        for proposal, samples in zip(running, samples_of_texts, strict=True):
-            proposal.samples = samples
+        token_texts = [proposal.build_token_text() for proposal in proposals_to_run]
+        samples_by_text = self.backend.sample_calls(
+            prompt_ids, token_texts, self.encoding.call_start_ids, ends, sampling
+        )
+        for proposal, sampled_ids in zip(proposals_to_run, samples_by_text, strict=True):
+            proposal.sampled_ids = sampled_ids
 
-    def losses(self, requests: Sequence[LossRequest], floor: float | None = None) -> list[CallLosses]:
+    def losses(self, requests: Sequence[LossRequest], min_delta: float | None = None) -> list[CallLosses]:
         """Compute the three losses of each call (paper, section 2), in nats.
 
         They are losses of the text after nothing, L(empty), after the call, L(c), and after the call with its result,
@@ -207,7 +219,7 @@ class Engine:
 
         Args:
             requests: The calls, each with its text and result.
-            floor: The lowest threshold that is of interest for delta, by which calls are filtered. L(c) is not
+            min_delta: The lowest threshold that is of interest for delta, by which calls are filtered. L(c) is not
                 computed, and None, where L(empty) - L(c, r) is below it, because delta cannot be larger.
 
         Returns:
@@ -218,9 +230,9 @@ class Engine:
             ValueError: A position is outside its text.
             ModelError: A single sequence does not fit into memory.
         """
-        return LossScorer(self.backend, self.encoding, requests).losses(floor)
+        return LossScorer(self.backend, self.encoding, requests).compute_losses(min_delta)
 
-    def chained_losses(self, requests: Sequence[LossRequest]) -> list[tuple[float, float] | None]:
+    def compute_chained_losses(self, requests: Sequence[LossRequest]) -> list[tuple[float, float] | None]:
         """Compute two losses of each call of a chain, in nats.
 
         They are losses of the text after the earlier calls z of the chain and the call c: without its result,
@@ -233,78 +245,84 @@ class Engine:
             ValueError: A position is outside its text.
             ModelError: A single sequence does not fit into memory.
         """
-        return LossScorer(self.backend, self.encoding, requests).chained()
+        return LossScorer(self.backend, self.encoding, requests).compute_chained_losses()
 
-    def needs(self, requests: Sequence[NeedRequest]) -> list[float]:
+    def compute_needs(self, requests: Sequence[NeedRequest]) -> list[float]:
         """Compute how much likelier each call of a chain is because the calls before it have their own results.
 
         The model reads the text up to the calls, and then the earlier calls: once with their own results, and once
         with others.
 
         Returns:
-            For each request log p(call | text, before) - log p(call | text, other), in nats.
+            For each request log p(call | text, earlier_calls) - log p(call | text, other_earlier_calls), in nats.
 
         Raises:
             ModelError: A sequence does not fit into memory.
         """
-        # Each answer has log p of each token of a call. A request has two, one after `before`, then one after `other`.
-        answers = self.backend.log_probabilities(self._build_need_queries(requests))
-        log_p_of_calls = [float(log_p_of_tokens.sum()) for log_p_of_tokens in answers]
+        # Each answer has log p of each token of a call. There are two for each request: the first after the earlier
+        # calls with their own results, the second after those with other results.
+        answers = self.backend.compute_log_probabilities(self._build_need_queries(requests))
+        call_log_p = [float(log_p_by_token.sum()) for log_p_by_token in answers]
 
-        after_before = log_p_of_calls[0::2]
-        after_other = log_p_of_calls[1::2]
-        return [before - other for before, other in zip(after_before, after_other, strict=True)]
+        log_p_after_own_results = call_log_p[0::2]
+        log_p_after_other_results = call_log_p[1::2]
+        return [
+            log_p - other_log_p
+            for log_p, other_log_p in zip(log_p_after_own_results, log_p_after_other_results, strict=True)
+        ]
 
     def _build_need_queries(self, requests: Sequence[NeedRequest]) -> list[TokenQuery]:
         """Build two queries per request for the probability of its call after the earlier calls of its chain.
 
         Returns:
-            For each request first the query in which the earlier calls have their own results (`before`), then the one
-            in which they have other results (`other`).
+            For each request first the query in which the earlier calls have their own results (`earlier_calls`), then
+            the one in which they have other results (`other_earlier_calls`).
         """
-        tokens_of_texts = self._encode_texts(requests)
-        tokens_of_calls = self._encode_calls(requests)
+        tokens_by_text = self._encode_texts(requests)
+        ids_by_call = self._encode_calls(requests)
 
         queries = []
         for request in requests:
-            text_before_calls = self._select_tokens_before_call(request, tokens_of_texts[request.text])
-            for earlier_calls in (request.before, request.other):
-                prefix = text_before_calls + tokens_of_calls[earlier_calls]
-                queries.append(self._build_call_query(tokens_of_calls[request.call], prefix=prefix))
+            ids_before_calls = self._select_tokens_before_call(request, tokens_by_text[request.text])
+            for earlier_calls in (request.earlier_calls, request.other_earlier_calls):
+                prefix_ids = ids_before_calls + ids_by_call[earlier_calls]
+                queries.append(self._build_call_query(ids_by_call[request.call], prefix_ids=prefix_ids))
         return queries
 
-    def _select_tokens_before_call(self, request: NeedRequest, text: TextTokens) -> list[int]:
+    def _select_tokens_before_call(self, request: NeedRequest, text_tokens: TextTokens) -> list[int]:
         """Return BOS and the tokens of a text before a call: those before x_i and the white space beside it."""
-        next_token = find_sampling_token(request.text, text.offsets, request.position)
-        return self.encoding.bos + text.ids[:next_token]
+        place_index = find_sampling_token_index(request.text, text_tokens.offsets, request.position)
+        return self.encoding.bos_ids + text_tokens.token_ids[:place_index]
 
     def _encode_texts(self, requests: Sequence[NeedRequest]) -> dict[str, TextTokens]:
         """Return the tokens of the requests' texts, by text."""
         texts = list(dict.fromkeys(request.text for request in requests))
-        return dict(zip(texts, self.encoding.texts(texts), strict=True))
+        return dict(zip(texts, self.encoding.encode_texts(texts), strict=True))
 
     def _encode_calls(self, requests: Sequence[NeedRequest]) -> dict[str, list[int]]:
         """Return the tokens of the requests' calls, and of both versions of the calls before them, by their text."""
         distinct_calls: dict[str, None] = {}  # a dictionary keeps their order
         for request in requests:
-            distinct_calls[request.before] = None
-            distinct_calls[request.other] = None
+            distinct_calls[request.earlier_calls] = None
+            distinct_calls[request.other_earlier_calls] = None
             distinct_calls[request.call] = None
         calls = list(distinct_calls)
-        return dict(zip(calls, self.encoding.calls(calls), strict=True))
+        return dict(zip(calls, self.encoding.encode_calls(calls), strict=True))
 
-    def _build_call_query(self, call: list[int], *, prefix: list[int]) -> TokenQuery:
+    def _build_call_query(self, call_ids: list[int], *, prefix_ids: list[int]) -> TokenQuery:
         """Build the query for log p of each token of a call after a prefix, except the tokens of ` [` that begin it."""
-        places = range(len(self.encoding.start), len(call))
-        tokens = [[call[place]] for place in places]  # a single token at each place
-        return TokenQuery("loss_call", prefix=prefix, text=call, places=places, tokens=tokens)
+        places = range(len(self.encoding.call_start_ids), len(call_ids))
+        tokens = [[call_ids[place]] for place in places]  # a single token at each place
+        return TokenQuery(
+            "loss_call", prefix_ids=prefix_ids, text_ids=call_ids, query_positions=places, target_ids_by_place=tokens
+        )
 
-    def token_losses(self, request: LossRequest, tokens: int) -> list[dict[str, Any]]:
+    def compute_token_losses(self, request: LossRequest, token_count: int) -> list[dict[str, Any]]:
         """List the tokens after a call with their weights and losses, which the losses of the call are summed up from.
 
         Args:
             request: The call.
-            tokens: How many tokens to list. The list is shorter where the text ends before.
+            token_count: How many tokens to list. The list is shorter where the text ends before.
 
         Returns:
             A dictionary per token: `token` is its text, `weight` the weight w_(j-i) of the paper, and `loss_empty`,
@@ -314,7 +332,7 @@ class Engine:
             ValueError: The position is outside the text.
             ModelError: A single sequence does not fit into memory.
         """
-        return LossScorer(self.backend, self.encoding, [request], window=tokens).token_losses()
+        return LossScorer(self.backend, self.encoding, [request], window_size=token_count).compute_token_losses()
 
 
 def _apply_stored_probabilities(proposal: PendingProposal) -> None:
@@ -329,32 +347,41 @@ def _apply_stored_probabilities(proposal: PendingProposal) -> None:
     if stored is None:
         return
 
-    token_count = len(proposal.text.ids)
+    token_count = len(proposal.candidate_tokens.token_ids)
     if len(stored) != token_count:
         raise ValueError(f"{len(stored)} probabilities were given for a text of {token_count} tokens")
 
     proposal.probabilities = stored
-    proposal.missing = proposal.selection.missing_samples(proposal.request, proposal.text.offsets, stored)
+    proposal.missing_samples = proposal.selection.list_missing_samples(
+        proposal.request, proposal.candidate_tokens.offsets, stored
+    )
 
 
-def load_engine(settings: Settings, name: str | None = None, dtype: str | None = None) -> Engine:
-    """Load the settings' model, or the model `name`, onto the settings' device. Raises ModelError.
+def load_engine(settings: Settings, other_model_name: str | None = None, dtype: str | None = None) -> Engine:
+    """Load the settings' model, or another one, onto the settings' device.
 
-    dtype: the data type of the weights, by default the settings'.
+    Args:
+        settings: The settings.
+        other_model_name: The folder or hub id of another model, such as a checkpoint.
+        dtype: The data type of the weights, such as "float32". By default it follows from the settings.
+
+    Raises:
+        ModelError: The model cannot be loaded.
     """
-    return Engine(load_model(settings.model, name, dtype), token_budget=settings.model.token_budget)
+    language_model = load_model(settings.model, other_model_name, dtype)
+    return Engine(language_model, token_budget=settings.model.token_budget)
 
 
-_BACKENDS: WeakKeyDictionary[LanguageModel, Backend] = WeakKeyDictionary()
-"""The backends that `backend_of` returned, by model."""
+_BACKENDS_BY_MODEL: WeakKeyDictionary[LanguageModel, Backend] = WeakKeyDictionary()
+"""The backends that `get_backend` returned, by model."""
 
 
-def backend_of(language_model: LanguageModel) -> Backend:
+def get_backend(language_model: LanguageModel) -> Backend:
     """Return the backend that runs a model: the same object at each call, released with the model."""
-    if language_model not in _BACKENDS:
+    if language_model not in _BACKENDS_BY_MODEL:
         # The backend holds a copy: a value that refers to its key would keep the key, and the weights, for ever.
-        _BACKENDS[language_model] = _build_backend(replace(language_model))
-    return _BACKENDS[language_model]
+        _BACKENDS_BY_MODEL[language_model] = _build_backend(replace(language_model))
+    return _BACKENDS_BY_MODEL[language_model]
 
 
 def _build_backend(language_model: LanguageModel, token_budget: int | None = None) -> Backend:

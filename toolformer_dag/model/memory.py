@@ -9,16 +9,16 @@ import torch
 from toolformer_dag.model.weights import ModelError
 
 Result = TypeVar("Result")
-CPU_TOKENS = 2048
+CPU_TOKENS_PER_PASS = 2048
 """Tokens of a pass that stay in a processor's cache; larger passes were slower (benchmarks/LOG.md)."""
 
-CACHE_PASSES = 8
+MAX_CACHED_PASSES = 8
 """Passes whose keys may be cached at the same time: decoding needs many rows together."""
 
-STREAMED = 8
+CACHE_FILLS_PER_BATCH = 8
 """How many times the texts of a batch would fill the cache: waiting texts take the slots of those that are done."""
 
-OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
+OUT_OF_MEMORY_MESSAGES = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
 """Words in the messages of errors that mean that memory ran out."""
 
 
@@ -26,84 +26,98 @@ OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
 class CacheLimits:
     """How many texts and continuations of texts (branches) may have keys and values in the cache.
 
-    - `texts`: texts in which calls are being sampled.
-    - `branches`: continuations of these texts, on which samples are drawn.
-    - `probes`: continuations of a text by " [", where that is several tokens: p of the later ones is computed on them.
+    Attributes:
+        max_texts: Texts in which calls are being sampled.
+        max_branches: Continuations of these texts, on which samples are drawn.
+        max_probes: Continuations of a text by " [", where that is several tokens: p of the later ones is computed on
+            them.
     """
 
-    texts: int
-    branches: int
-    probes: int
+    max_texts: int
+    max_branches: int
+    max_probes: int
 
 
 class TokenBudget:
-    """A limit on the tokens of a pass, padding included. `tokens` becomes smaller when memory runs out."""
+    """A limit on the number of tokens in a pass of the model, padding included.
 
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
+    Attributes:
+        max_tokens: The limit. It becomes smaller when memory runs out.
+    """
 
-    def run(
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+
+    def run_in_batches(
         self,
-        lengths: Sequence[int],
-        work: Callable[[list[int]], Iterable[Result]],
+        sequence_lengths: Sequence[int],
+        run_batch: Callable[[list[int]], Iterable[Result]],
         *,
-        lower: str,
-        share: int = 1,
-        order: Sequence[int] | None = None,
+        settings_to_lower: str,
+        budgets_per_batch: int = 1,
+        sequence_order: Sequence[int] | None = None,
     ) -> list[Result]:
-        """Run `work` on batches of sequences, and collect one result per sequence.
+        """Run `run_batch` on batches of sequences, and collect one result per sequence.
 
         When memory runs out, the budget is halved and a smaller batch is tried.
 
         Args:
-            lengths: The number of tokens of each sequence. Elsewhere a sequence is named by its index in this list.
-            work: Takes the indices of a batch, and returns one result for each. It may see a sequence more than once.
-            lower: The settings that make sequences shorter, for the error message.
-            share: A batch has at most `share` times the budget in tokens, padding included, or it is a single sequence.
-            order: The indices in the order in which they are cut into batches. By default, they are sorted by length.
+            sequence_lengths: The number of tokens of each sequence. Elsewhere a sequence is named by its index in this
+                list.
+            run_batch: Takes the indices of a batch, and returns one result for each. It may see a sequence more than
+                once.
+            settings_to_lower: The settings that make sequences shorter, for the error message.
+            budgets_per_batch: A batch has at most `budgets_per_batch` times the budget in tokens, padding included, or
+                it is a single sequence.
+            sequence_order: The indices in the order in which they are cut into batches. By default, they are sorted by
+                length.
 
         Returns:
-            The results, in the order of `lengths`.
+            The results, in the order of `sequence_lengths`.
 
         Raises:
             ModelError: A single sequence does not fit into memory, even with a budget of only its own length.
         """
-        results: dict[int, Result] = {}
-        by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
-        waiting = by_length if order is None else list(order)
+        shortest_first = sorted(range(len(sequence_lengths)), key=sequence_lengths.__getitem__)
+        waiting_indices = shortest_first if sequence_order is None else list(sequence_order)
 
-        while waiting:
-            batch = next(batches(waiting, lengths, self.tokens * share))
+        result_by_index: dict[int, Result] = {}
+        while waiting_indices:
+            # The limit is read each time, because it may have become smaller.
+            batch = next(iter_batches(waiting_indices, sequence_lengths, self.max_tokens * budgets_per_batch))
             try:
-                results.update(zip(batch, work(batch), strict=True))
+                result_by_index.update(zip(batch, run_batch(batch), strict=True))
             except RuntimeError as error:
-                if not is_out_of_memory(error):
+                if not is_out_of_memory_error(error):
                     raise
-                self._halve_budget([lengths[index] for index in batch], lower=lower, error=error)
+                batch_lengths = [sequence_lengths[index] for index in batch]
+                self._halve_budget(batch_lengths, settings_to_lower=settings_to_lower, error=error)
             else:
-                waiting = waiting[len(batch) :]  # the batch is done
+                waiting_indices = waiting_indices[len(batch) :]
                 continue
-            _free_gpu_cache()  # after the except block: the error keeps the tensors of its frames alive
+            # This has to follow the except block, because the error keeps the tensors of its frames alive.
+            _free_gpu_cache()
 
-        return [results[index] for index in range(len(lengths))]
+        return [result_by_index[index] for index in range(len(sequence_lengths))]
 
-    def _halve_budget(self, lengths: Sequence[int], *, lower: str, error: RuntimeError) -> None:
+    def _halve_budget(self, sequence_lengths: Sequence[int], *, settings_to_lower: str, error: RuntimeError) -> None:
         """Halve the budget after a batch ran out of memory.
 
         Args:
-            lengths: The numbers of tokens of the sequences in the batch.
-            lower: The settings that make sequences shorter, for the error message.
-            error: The error that said so.
+            sequence_lengths: The numbers of tokens of the sequences in the batch.
+            settings_to_lower: The settings that make sequences shorter, for the error message.
+            error: The error that reported it.
 
         Raises:
             ModelError: The batch was a single sequence, and the budget is already no larger than its length.
         """
-        if len(lengths) == 1 and self.tokens <= lengths[0]:
+        is_smallest_batch = len(sequence_lengths) == 1 and self.max_tokens <= sequence_lengths[0]
+        if is_smallest_batch:
             raise ModelError(
-                f"out of memory with a single sequence of {lengths[0]} tokens; lower {lower}, or use a "
-                "smaller model, dtype bfloat16 or a device with more memory"
+                f"out of memory with a single sequence of {sequence_lengths[0]} tokens; lower {settings_to_lower}, "
+                "or use a smaller model, dtype bfloat16 or a device with more memory"
             ) from error
-        self.tokens = max(1, self.tokens // 2)
+        self.max_tokens = max(1, self.max_tokens // 2)
 
 
 def _free_gpu_cache() -> None:
@@ -112,52 +126,62 @@ def _free_gpu_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether an error says that memory ran out; errors of CPU and cuBLAS say so in their message alone."""
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+def is_out_of_memory_error(error: RuntimeError) -> bool:
+    """Return whether an error means that memory ran out. Errors of CPU and cuBLAS only say so in their message."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(words in str(error) for words in OUT_OF_MEMORY_MESSAGES)
 
 
 def estimate_token_budget(model: Any, device: torch.device) -> int:
-    """Return about how many tokens of a pass fill half of a GPU's free memory; CPU_TOKENS on a CPU, and at least."""
+    """Estimate how many tokens of a pass fill half of a GPU's free memory.
+
+    Returns:
+        The number of tokens, at least CPU_TOKENS_PER_PASS. On a CPU it is CPU_TOKENS_PER_PASS.
+    """
     if device.type != "cuda":
-        return CPU_TOKENS
+        return CPU_TOKENS_PER_PASS
     free_bytes, _ = torch.cuda.mem_get_info(device)
-    return max(CPU_TOKENS, int(free_bytes / 2 / _estimate_bytes_per_token(model)))
+    fitting_tokens = int(free_bytes / 2 / _estimate_bytes_per_token(model))
+    return max(CPU_TOKENS_PER_PASS, fitting_tokens)
 
 
 def _estimate_bytes_per_token(model: Any) -> int:
-    """Return about how many bytes a token of a pass takes: cached keys and values, and activations of one layer."""
+    """Estimate how many bytes a token of a pass takes: its cached keys and values, and the activations of one layer."""
     config = model.config.get_text_config()
-    cached_vectors = CACHE_PASSES * 2 * config.num_hidden_layers  # 2: keys and values
+    cached_vectors = MAX_CACHED_PASSES * 2 * config.num_hidden_layers  # 2: keys and values
     activation_vectors = 32  # about so many in a layer
     bytes_per_number = next(model.parameters()).element_size()
     return int((cached_vectors + activation_vectors) * config.hidden_size * bytes_per_number)
 
 
-def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Cut sequences into batches of neighbours, so that each batch fits into a number of tokens.
+def iter_batches(
+    sequence_order: Sequence[int], sequence_lengths: Sequence[int], max_tokens: int
+) -> Iterator[list[int]]:
+    """Cut sequences into batches of neighbors, so that each batch fits into a number of tokens.
 
     Args:
-        order: The indices of the sequences, in the order in which they are cut into batches.
-        lengths: The number of tokens of each sequence.
-        tokens: The maximum size of a batch, when every sequence is padded to the longest one in it.
+        sequence_order: The indices of the sequences, in the order in which they are cut into batches.
+        sequence_lengths: The number of tokens of each sequence.
+        max_tokens: The maximum size of a batch, when every sequence is padded to the longest one in it.
 
     Yields:
-        The indices of each batch. A sequence longer than `tokens` is a batch of its own.
+        The indices of each batch. A sequence longer than `max_tokens` is a batch of its own.
 
     Example:
-        batches([0, 1, 2], lengths=[2, 3, 9], tokens=8)  # [0, 1], which takes 2 * 3 tokens, and [2]
+        iter_batches([0, 1, 2], [2, 3, 9], max_tokens=8)  # [0, 1], which takes 2 * 3 tokens, and [2]
     """
     batch: list[int] = []
-    longest = 0
-    for index in order:
-        longest = max(longest, lengths[index])
-        is_full = (len(batch) + 1) * longest > tokens
-        if batch and is_full:  # start a new batch with this sequence
+    longest_length = 0
+    for index in sequence_order:
+        longest_length = max(longest_length, sequence_lengths[index])
+        would_exceed_limit = (len(batch) + 1) * longest_length > max_tokens
+        if batch and would_exceed_limit:
+            # Start a new batch with this sequence.
             yield batch
             batch = []
-            longest = lengths[index]
+            longest_length = sequence_lengths[index]
         batch.append(index)
 
-    if batch:  # the last one
+    if batch:
         yield batch

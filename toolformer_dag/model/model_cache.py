@@ -30,16 +30,16 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from toolformer_dag.model.attention import on_device, pad_sequences
+from toolformer_dag.model.attention import create_tensor, pad_sequences
 from toolformer_dag.model.backbone import Backbone
 
 STATE_INTERVAL = 16
 """Tokens between two stored states of a text."""
-RWKV_ARGUMENT = "state"
+RWKV_CACHE_ARGUMENT = "state"
 """The name under which RWKV takes its cache, a list of tensors without keys."""
-ARGUMENTS = ("past_key_values", "cache_params", RWKV_ARGUMENT)
+CACHE_ARGUMENTS = ("past_key_values", "cache_params", RWKV_CACHE_ARGUMENT)
 """Names under which models take their cache."""
-KNOWN_LAYERS = (DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
+CUTTABLE_LAYER_TYPES = (DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 """Layers of a cache that can be cut and copied here."""
 
 
@@ -47,340 +47,405 @@ KNOWN_LAYERS = (DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttent
 class CacheUse:
     """How a model's own cache can be used.
 
-    - `chunks`: whether a pass may run several tokens after cached ones. Mamba's scan may not: it begins from zero.
-    - `batching`: which rows may share a pass: `any` (shorter rows are padded on the left); rows of `equal_length`; or
-      `single`, so that each row runs alone (RWKV in transformers mixes rows).
-    - `recomputes`: whether nothing is cached, and every row runs from its beginning at each token.
+    Attributes:
+        can_run_chunks: Whether a pass may run several tokens after cached ones. Mamba's scan may not: it begins from
+            zero.
+        batching: Which rows may share a pass: `any` (shorter rows are padded on the left); rows of `equal_length`; or
+            `single`, so that each row runs alone (RWKV in transformers mixes rows).
+        recomputes_rows: Whether nothing is cached, and every row runs from its beginning at each token.
     """
 
-    chunks: bool
+    can_run_chunks: bool
     batching: Literal["any", "equal_length", "single"]
-    recomputes: bool = False
+    recomputes_rows: bool = False
 
     @property
     def runs_rows_alone(self) -> bool:
         """Return whether each row needs a pass of its own."""
         return self.batching == "single"
 
-    def batch_key(self, row: int, length: int) -> int:
-        """Return a number that is equal for rows that may share a pass. `length`: the row's tokens."""
-        return {"any": 0, "equal_length": length, "single": row}[self.batching]
+    def get_batch_key(self, row_index: int, token_count: int) -> int:
+        """Return a number that is equal for rows that may share a pass.
 
-    def batches(self, lengths: Sequence[int]) -> Iterable[list[int]]:
+        Args:
+            row_index: The number of the row.
+            token_count: The number of its tokens.
+        """
+        key_by_batching = {"any": 0, "equal_length": token_count, "single": row_index}
+        return key_by_batching[self.batching]
+
+    def group_rows(self, row_lengths: Sequence[int]) -> Iterable[list[int]]:
         """Group rows that may share a pass.
 
         Args:
-            lengths: The number of tokens of each row.
+            row_lengths: The number of tokens of each row.
 
         Returns:
             Lists of row numbers. For lengths [3, 5, 3] they are [[0, 1, 2]] if `batching` is "any",
             [[0, 2], [1]] if it is "equal_length", and [[0], [1], [2]] if it is "single".
         """
         rows_by_key: dict[int, list[int]] = defaultdict(list)
-        for row, length in enumerate(lengths):
-            rows_by_key[self.batch_key(row, length)].append(row)
+        for row, length in enumerate(row_lengths):
+            rows_by_key[self.get_batch_key(row, length)].append(row)
         return rows_by_key.values()
 
 
 class Rearrangement(Protocol):
-    """Makes a new cache's tensors from a cache's tensors, by choosing, duplicating or cutting rows.
+    """Makes the tensors of a new cache from those of a cache, by choosing, duplicating or cutting rows.
 
     The first dimension of each tensor is the row.
     """
 
-    def keys(self, keys: Tensor) -> Tensor:
-        """Return the keys of the new rows, [new rows, H_kv, new columns, D]; also used for values."""
+    def rearrange_keys(self, keys: Tensor) -> Tensor:
+        """Return the keys of the new rows, [new rows, H_kv, new columns, D]. Values are arranged in the same way."""
 
-    def state(self, number: int, state: Tensor) -> Tensor:
-        """Return a state of the new rows, [new rows, ...]. `number`: its index in `ModelCache._list_state_tensors`."""
+    def rearrange_state(self, state_index: int, state: Tensor) -> Tensor:
+        """Return a state of the new rows, [new rows, ...].
+
+        Args:
+            state_index: The index of the state in `ModelCache._list_state_tensors`.
+            state: The state of the old rows, [old rows, ...].
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class _ChosenRows:
-    """Chooses the rows `rows`, whole; see `Rearrangement`."""
+    """A `Rearrangement` that copies whole rows.
 
-    rows: Tensor
+    Attributes:
+        source_rows: For each new row, the old row that is copied, [new rows].
+    """
 
-    def keys(self, keys: Tensor) -> Tensor:
-        return keys[self.rows]
+    source_rows: Tensor
 
-    def state(self, number: int, state: Tensor) -> Tensor:
-        return state[self.rows]
+    def rearrange_keys(self, keys: Tensor) -> Tensor:
+        return keys[self.source_rows]
+
+    def rearrange_state(self, state_index: int, state: Tensor) -> Tensor:
+        return state[self.source_rows]
 
 
 @dataclass(frozen=True, eq=False)
 class _CutRows:
-    """Cuts rows to their beginnings; see `Rearrangement`.
+    """A `Rearrangement` that cuts rows to their beginnings.
 
-    - `rows`: for each new row, the old row that it is the beginning of.
-    - `row_index` [new rows, 1]: the same as a tensor.
-    - `columns` [new rows, new width]: for each new column, the old column that it is copied from.
-    - `states`: for each new row, all states of the old cache, with all its rows, as they were where the row is cut.
+    Attributes:
+        source_rows: For each new row, the old row that it is the beginning of.
+        source_row_column: The same as a tensor, [new rows, 1].
+        source_columns: For each new column, the old column that it is copied from, [new rows, new width].
+        states_by_row: For each new row, all states of the old cache, with all its rows, as they were where the row is
+            cut.
     """
 
-    rows: Sequence[int]
-    row_index: Tensor
-    columns: Tensor
-    states: Sequence[Sequence[Tensor]]
+    source_rows: Sequence[int]
+    source_row_column: Tensor
+    source_columns: Tensor
+    states_by_row: Sequence[Sequence[Tensor]]
 
-    def keys(self, keys: Tensor) -> Tensor:
-        return keys[self.row_index, :, self.columns].transpose(1, 2)  # indices on both sides of a slice put it last
+    def rearrange_keys(self, keys: Tensor) -> Tensor:
+        # torch puts a slice between two index tensors last: [new rows, new width, H_kv, D].
+        chosen_keys = keys[self.source_row_column, :, self.source_columns]
+        return chosen_keys.transpose(1, 2)
 
-    def state(self, number: int, state: Tensor) -> Tensor:
-        return torch.stack([states[number][row] for row, states in zip(self.rows, self.states, strict=True)])
+    def rearrange_state(self, state_index: int, state: Tensor) -> Tensor:
+        state_by_row = []
+        for row, stored_states in zip(self.source_rows, self.states_by_row, strict=True):
+            state_by_row.append(stored_states[state_index][row])
+        return torch.stack(state_by_row)
 
 
 class ModelCache:
-    """Rows of tokens in the model's own cache. `run` appends columns; `select` and `cut` return other caches.
+    """Rows of tokens in the model's own cache.
 
-    A row may be padded on the left, so that rows end in one column. After `run` it may be padded on the right too,
-    until `cut` removes that padding.
+    `run_sequences` appends columns to the rows. `copy_rows` and `copy_row_beginnings` return other caches. A row may be
+    padded on the left, so that all rows end in the same column. After `run_sequences` it may be padded on the right,
+    too, until `copy_row_beginnings` removes that padding.
 
-    - `backbone`: the model.
-    - `use`: how its cache can be used.
-    - `argument`: the argument under which the model takes the cache; "" where nothing is cached.
-    - `cache`: transformers' cache; for RWKV its list of states, None before the first token. Where nothing is cached
-      (`CacheUse.recomputes`), transformers' cache holds the tokens themselves.
-    - `starts[r]`: the column of row r's first token.
-    - `lengths[r]`: how many tokens row r holds from there on.
-    - `width`: the number of columns so far.
-    - `states[c]`: copies of the states of linear attention after the first c columns (`store_states`).
+    Attributes:
+        backbone: The model.
+        cache_use: How its cache can be used.
+        cache_argument: The argument under which the model takes the cache, or "" if nothing is cached.
+        native_cache: transformers' cache. For RWKV, it is a list of states, or None before the first token. If nothing
+            is cached (`CacheUse.recomputes_rows`), transformers' cache holds the tokens themselves.
+        start_columns: For each row, the column of its first token.
+        row_lengths: For each row, the number of its tokens from there on.
+        column_count: The number of columns so far.
+        states_by_column: Copies of the states of linear attention, by the number of columns after which they were
+            stored (`store_states`).
     """
 
-    def __init__(self, backbone: Backbone, use: CacheUse, rows: int) -> None:
+    def __init__(self, backbone: Backbone, cache_use: CacheUse, row_count: int) -> None:
+        """Create a cache of rows without tokens.
+
+        Args:
+            backbone: The model.
+            cache_use: How the model's own cache can be used.
+            row_count: The number of rows, each for a sequence of tokens.
+        """
         self.backbone = backbone
-        self.use = use
-        self.argument = "" if use.recomputes else find_cache_argument(backbone.body)
-        self.cache: Any = DynamicCache() if use.recomputes else _build_empty_cache(backbone, self.argument)
-        self.starts = [0] * rows
-        self.lengths = [0] * rows
-        self.width = 0
-        self.states: dict[int, list[Tensor]] = {}
+        self.cache_use = cache_use
+        # Where rows are recomputed, the model gets no cache, and `native_cache` only holds the tokens.
+        self.cache_argument = "" if cache_use.recomputes_rows else find_cache_argument(backbone.body)
+        self.native_cache: Any = (
+            DynamicCache() if cache_use.recomputes_rows else _build_empty_cache(backbone, self.cache_argument)
+        )
+        self.start_columns = [0] * row_count  # the column of each row's first token
+        self.row_lengths = [0] * row_count  # in tokens, without padding
+        self.column_count = 0
+        # States of linear attention, by the number of columns that had run when they were stored.
+        self.states_by_column: dict[int, list[Tensor]] = {}
 
     @property
     def is_rwkv(self) -> bool:
         """Return whether the cache is RWKV's list of states."""
-        return self.argument == RWKV_ARGUMENT
+        return self.cache_argument == RWKV_CACHE_ARGUMENT
 
     @property
     def has_states(self) -> bool:
         """Return whether the model has states of linear attention, which cannot be cut."""
-        return self.is_rwkv or any(isinstance(layer, LinearAttentionLayer) for layer in self.cache.layers)
+        return self.is_rwkv or any(isinstance(layer, LinearAttentionLayer) for layer in self.native_cache.layers)
 
     @property
     def has_keys(self) -> bool:
-        """Return whether the cache holds keys; rows of models without them are never padded on the left."""
-        return not self.is_rwkv and any(isinstance(layer, DynamicLayer) for layer in self.cache.layers)
+        """Return whether the cache holds keys. A model without keys has states only, which have no columns to pad."""
+        return not self.is_rwkv and any(isinstance(layer, DynamicLayer) for layer in self.native_cache.layers)
 
-    def run(self, sequences: Sequence[Sequence[int]], store_every: int | None = None) -> Tensor:
+    def run_sequences(self, token_sequences: Sequence[Sequence[int]], state_interval: int | None = None) -> Tensor:
         """Append a sequence of tokens to each row, and run these tokens.
 
         Args:
-            sequences: The new tokens of each row. Shorter sequences are padded on the right.
-            store_every: After every so many new columns, the states of linear attention are stored, so that rows can
+            token_sequences: The new tokens of each row. Shorter sequences are padded on the right.
+            state_interval: After every so many new columns, the states of linear attention are stored, so that rows can
                 be cut there. None stores no states.
 
         Returns:
             The features (last hidden states) of the new tokens, [B, T, F].
         """
-        ids = pad_sequences(sequences, self.backbone.device)  # [B, T]
-        features = self._run_in_passes(ids, store_every)
+        input_ids = pad_sequences(token_sequences, self.backbone.device)  # [B, T]
+        features = self._run_in_passes(input_ids, state_interval)
 
-        new_lengths = [len(sequence) for sequence in sequences]  # without padding
-        self.lengths = [length + new for length, new in zip(self.lengths, new_lengths, strict=True)]
+        # Padding does not count as a part of a row.
+        self.row_lengths = [
+            length + len(sequence) for length, sequence in zip(self.row_lengths, token_sequences, strict=True)
+        ]
         return features
 
-    def _run_in_passes(self, ids: Tensor, store_every: int | None) -> Tensor:
+    def _run_in_passes(self, input_ids: Tensor, state_interval: int | None) -> Tensor:
         """Run the next T tokens of each row, in as many passes as needed.
 
         Args:
-            ids: The tokens, [B, T].
-            store_every: After every so many tokens, the states of linear attention are stored. None stores no states.
+            input_ids: The tokens, [B, T].
+            state_interval: After every so many tokens, the states of linear attention are stored. None stores no
+                states.
 
         Returns:
             The features of the tokens, [B, T, F].
         """
-        width_before = self.width
-        columns_per_pass = self._choose_columns_per_pass(ids.shape[1], store_every)
+        width_before = self.column_count
+        # A pass ends at every multiple of `state_interval` if there are states to store.
+        columns_per_pass = self._choose_columns_per_pass(input_ids.shape[1], state_interval)
 
         features_by_pass = []
-        for pass_ids in torch.split(ids, columns_per_pass, dim=1):
-            features_by_pass.append(self._run_columns(pass_ids))  # also increases `self.width`
+        for pass_ids in torch.split(input_ids, columns_per_pass, dim=1):
+            features_by_pass.append(self._run_columns(pass_ids))  # also increases `self.column_count`
 
-            columns_so_far = self.width - width_before
-            if store_every is not None and columns_so_far % store_every == 0:
+            columns_so_far = self.column_count - width_before
+            if state_interval is not None and columns_so_far % state_interval == 0:
                 self.store_states()
         return torch.cat(features_by_pass, 1)
 
-    def _choose_columns_per_pass(self, new_width: int, store_every: int | None) -> int:
-        """Choose how many of `new_width` new columns run in one pass."""
+    def _choose_columns_per_pass(self, new_column_count: int, state_interval: int | None) -> int:
+        """Choose how many of `new_column_count` new columns run in one pass."""
         # After cached tokens, some models can run only one token at a time.
-        can_run_several = self.use.chunks or self.width == 0
-        columns_per_pass = new_width if can_run_several else 1
+        can_run_several = self.cache_use.can_run_chunks or self.column_count == 0
+        columns_per_pass = new_column_count if can_run_several else 1
 
         # States can only be stored between passes.
-        if store_every is not None and self.has_states:
-            return min(columns_per_pass, store_every)
+        if state_interval is not None and self.has_states:
+            return min(columns_per_pass, state_interval)
         return columns_per_pass
 
     def store_states(self) -> None:
-        """Copy the present states of linear attention into `self.states`, because the next token changes them."""
-        self.states[self.width] = [state.clone() for state in self._list_state_tensors()]
+        """Copy the present states of linear attention, because the next token changes them."""
+        self.states_by_column[self.column_count] = [state.clone() for state in self._list_state_tensors()]
 
-    def select(self, rows: Sequence[int]) -> "ModelCache":
+    def copy_rows(self, rows_to_copy: Sequence[int]) -> "ModelCache":
         """Return a new cache with whole copies of these rows, in this order. A row may occur twice."""
-        row_indices = on_device(rows, self.backbone.device)
+        row_indices = create_tensor(rows_to_copy, self.backbone.device)
         return self._rearrange(
             _ChosenRows(row_indices),
-            starts=[self.starts[row] for row in rows],
-            lengths=[self.lengths[row] for row in rows],
-            width=self.width,
+            start_columns=[self.start_columns[row] for row in rows_to_copy],
+            row_lengths=[self.row_lengths[row] for row in rows_to_copy],
+            column_count=self.column_count,
         )
 
-    def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
+    def copy_row_beginnings(self, rows_to_copy: Sequence[int], kept_token_counts: Sequence[int]) -> "ModelCache":
         """Return a new cache with the beginnings of some rows, padded on the left so that all end in one column.
 
         If the model has states of linear attention, they must have been stored where a row is cut (`store_states`).
 
         Args:
-            rows: The rows to copy.
-            lengths: How many tokens of each of them to keep.
+            rows_to_copy: The rows to copy.
+            kept_token_counts: How many tokens of each of them to keep.
 
         Example:
             Rows "abcdefg" and "hijklmn", cut to lengths [3, 5], become "--abc" and "hijkl".
         """
-        width = max(lengths)
-        new_starts = [width - length for length in lengths]  # the columns of the first tokens: [2, 0] in the example
+        width = max(kept_token_counts)
+        # The columns of the first tokens: [2, 0] in the example.
+        new_starts = [width - length for length in kept_token_counts]
 
         cut_rows = _CutRows(
-            rows=rows,
-            row_index=on_device(rows, self.backbone.device)[:, None],
-            columns=self._compute_source_columns(rows, new_starts, width),
-            states=self._select_states_at_ends(rows, lengths),
+            source_rows=rows_to_copy,
+            source_row_column=create_tensor(rows_to_copy, self.backbone.device)[:, None],
+            source_columns=self._compute_source_columns(rows_to_copy, new_starts, width),
+            states_by_row=self._select_states_at_ends(rows_to_copy, kept_token_counts),
         )
-        return self._rearrange(cut_rows, starts=new_starts, lengths=list(lengths), width=width)
+        return self._rearrange(
+            cut_rows, start_columns=new_starts, row_lengths=list(kept_token_counts), column_count=width
+        )
 
-    def _compute_source_columns(self, rows: Sequence[int], new_starts: Sequence[int], width: int) -> Tensor:
+    def _compute_source_columns(
+        self, source_rows: Sequence[int], new_start_columns: Sequence[int], column_count: int
+    ) -> Tensor:
         """Compute from which column of this cache each column of a new cache is copied.
 
         Args:
-            rows: For each row of the new cache, the row of this one that it is copied from.
-            new_starts: For each row of the new cache, the column of its first token. Padding comes before it.
-            width: The number of columns of the new cache.
+            source_rows: For each row of the new cache, the row of this one that it is copied from.
+            new_start_columns: For each row of the new cache, the column of its first token. Padding comes before it.
+            column_count: The number of columns of the new cache.
 
         Returns:
             Column numbers, [new rows, width]. If rows start in column 0 of this cache and in columns 2 and 0 of a new
             one with 5 columns, they are [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]].
         """
         device = self.backbone.device
-        new_columns = torch.arange(width, device=device)
+        new_columns = torch.arange(column_count, device=device)
 
         # How far to the right of its new column each row's tokens are in this cache: [-2, 0] in the example.
-        shifts = [self.starts[row] - new_start for row, new_start in zip(rows, new_starts, strict=True)]
-        source_columns = new_columns + on_device(shifts, device)[:, None]
+        shifts = [
+            self.start_columns[row] - new_start for row, new_start in zip(source_rows, new_start_columns, strict=True)
+        ]
+        source_columns = new_columns + create_tensor(shifts, device)[:, None]
         return source_columns.clamp(min=0)  # negative for padding, which may be copied from any column
 
-    def _select_states_at_ends(self, rows: Sequence[int], lengths: Sequence[int]) -> list[list[Tensor]]:
-        """Return the states that were stored after the first `length` tokens of each row.
+    def _select_states_at_ends(
+        self, source_rows: Sequence[int], kept_token_counts: Sequence[int]
+    ) -> list[list[Tensor]]:
+        """Return the states of each row that were stored after the last of its tokens to keep.
 
-        For a model without states, the list of each row is empty.
+        Args:
+            source_rows: The rows of this cache.
+            kept_token_counts: For each of them, the number of tokens to keep.
+
+        Returns:
+            A list of states for each row, which is empty if the model has no states.
+
+        Raises:
+            KeyError: No states were stored after the last token to keep of a row.
         """
         if not self.has_states:
-            return [[] for _ in rows]
+            return [[] for _ in source_rows]
 
-        end_columns = [self.starts[row] + length for row, length in zip(rows, lengths, strict=True)]
-        return [self.states[column] for column in end_columns]
+        end_columns = [
+            self.start_columns[row] + length for row, length in zip(source_rows, kept_token_counts, strict=True)
+        ]
+        # The states at column c were stored after the columns before c.
+        return [self.states_by_column[column] for column in end_columns]
 
-    def texts(self, slots: int, width: int) -> "ModelCacheTexts":
+    def create_text_cache(self, slot_count: int, max_text_tokens: int) -> "ModelCacheTexts":
         """Return an empty cache of texts that follow this single row, the prompt.
 
-        The arguments have no effect, because nothing is allocated; `CachedPrompt.texts` has the same ones.
+        The arguments have no effect, because nothing is allocated. `CachedPrompt.create_text_cache` has the same ones.
         """
         return ModelCacheTexts(self)
 
-    def _run_columns(self, ids: Tensor) -> Tensor:
+    def _run_columns(self, input_ids: Tensor) -> Tensor:
         """Run the next tokens of each row, [B, T], in one pass, or from the beginning if nothing is cached.
 
         Returns:
             The features of these tokens, [B, T, F].
         """
-        if self.use.recomputes:
-            features = self._recompute_rows(ids)
+        if self.cache_use.recomputes_rows:
+            features = self._recompute_rows(input_ids)
         else:
-            padding = self._build_padding_arguments(ids)
-            features, self.cache = self.backbone.compute_features_after_cache(ids, self.argument, self.cache, **padding)
+            padding = self._build_padding_arguments(input_ids)
+            features, self.native_cache = self.backbone.compute_features_after_cache(
+                input_ids, self.cache_argument, self.native_cache, **padding
+            )
 
-        self.width += ids.shape[1]
+        self.column_count += input_ids.shape[1]
         return features
 
-    def _recompute_rows(self, ids: Tensor) -> Tensor:
+    def _recompute_rows(self, input_ids: Tensor) -> Tensor:
         """Append tokens to each row, and run all rows from their beginning, because nothing is cached.
 
         Each pass runs as many rows as the token budget allows. All rows have the same length.
 
         Args:
-            ids: The new tokens, [B, T].
+            input_ids: The new tokens, [B, T].
 
         Returns:
             The features of the new tokens, [B, T, F].
         """
-        tokens = self._append_to_tokens(ids)  # [B, width + T]
-        first_new_column = self.width  # `_run_columns` increases it after this
-        rows_per_pass = max(1, self.backbone.budget.tokens // tokens.shape[1])
+        tokens = self._append_to_stored_tokens(input_ids)  # [B, width + T], where width columns were stored before
+        first_new_column = self.column_count  # the width, until the caller (`_run_columns`) adds T to it
+        rows_per_pass = max(1, self.backbone.token_budget.max_tokens // tokens.shape[1])
 
         features_by_pass = []
         for pass_tokens in torch.split(tokens, rows_per_pass):
-            features = self.backbone.features(pass_tokens)  # [rows of the pass, width + T, F]
+            features = self.backbone.compute_features(pass_tokens)  # [rows of the pass, width + T, F]
             features_by_pass.append(features[:, first_new_column:])
         return torch.cat(features_by_pass)
 
-    def _append_to_tokens(self, ids: Tensor) -> Tensor:
+    def _append_to_stored_tokens(self, input_ids: Tensor) -> Tensor:
         """Append tokens, [B, T], to those stored in transformers' cache.
 
         Nothing else is cached in this case, so that the cache serves as a growing table: tokens are stored as if they
         were the keys and values of a layer.
 
         Returns:
-            All tokens so far, [B, width + T].
+            All tokens so far, [B, width + T], where width is the number of columns stored before.
         """
-        new_tokens_as_keys = ids[:, None, :, None]  # [B, 1, T, 1], the shape of keys
-        all_tokens_as_keys, _ = self.cache.update(new_tokens_as_keys, new_tokens_as_keys, layer_idx=0)
+        new_tokens_as_keys = input_ids[:, None, :, None]  # [B, 1, T, 1], the shape of keys
+        all_tokens_as_keys, _ = self.native_cache.update(new_tokens_as_keys, new_tokens_as_keys, layer_idx=0)
         all_tokens: Tensor = all_tokens_as_keys[:, 0, :, 0]
         return all_tokens
 
-    def _build_padding_arguments(self, ids: Tensor) -> dict[str, Tensor]:
+    def _build_padding_arguments(self, input_ids: Tensor) -> dict[str, Tensor]:
         """Build the arguments that tell the model which columns are padding on the left of the rows.
 
         Args:
-            ids: The tokens that run next, [B, T].
+            input_ids: The tokens that run next, [B, T].
 
         Returns:
-            Arguments for the model's `forward`. Empty if no row is padded.
+            Arguments for the model's `forward`. Empty if no row is padded, or if the cache has no keys: the states of
+            linear attention have no columns, so that padding before a row is not in them.
         """
-        is_any_row_padded = any(start > 0 for start in self.starts)
+        is_any_row_padded = any(start > 0 for start in self.start_columns)
         if not self.has_keys or not is_any_row_padded:
             return {}
 
-        total_width = self.width + ids.shape[1]
+        total_width = self.column_count + input_ids.shape[1]
         mask = self._build_token_mask(total_width)  # for cached and new tokens
-        if not self._takes_positions:
+        if not self._takes_position_ids:
             return {"attention_mask": mask}
 
         positions = _compute_token_positions(mask)
-        new_positions = positions[:, self.width :]  # the model takes the positions of the new tokens only
+        new_positions = positions[:, self.column_count :]  # the model takes the positions of the new tokens only
         return {"attention_mask": mask, "position_ids": new_positions}
 
-    def _build_token_mask(self, width: int) -> Tensor:
-        """Mark the first `width` columns of each row: 0 for padding on the left, 1 for tokens, [B, width].
+    def _build_token_mask(self, column_count: int) -> Tensor:
+        """Mark the first `column_count` columns of each row: 0 for padding on the left, 1 for tokens, [B, width].
 
         Rows that start in columns 0 and 1 give [[1, 1, 1], [0, 1, 1]].
         """
-        columns = torch.arange(width, device=self.backbone.device)
-        starts = on_device(self.starts, self.backbone.device)[:, None]  # [B, 1]
+        columns = torch.arange(column_count, device=self.backbone.device)
+        starts = create_tensor(self.start_columns, self.backbone.device)[:, None]  # [B, 1]
         return (columns >= starts).long()
 
     @property
-    def _takes_positions(self) -> bool:
+    def _takes_position_ids(self) -> bool:
         """Return whether the model takes the positions of tokens as an argument."""
         return "position_ids" in signature(self.backbone.body.forward).parameters
 
@@ -393,10 +458,10 @@ class ModelCache:
             The tensors of the cache itself. The first dimension of each is the row.
         """
         if self.is_rwkv:  # its cache is such a list, and None before the first token
-            return list(self.cache or ())
+            return list(self.native_cache or ())
 
         state_tensors = []
-        for layer in self.cache.layers:
+        for layer in self.native_cache.layers:
             if isinstance(layer, LinearAttentionLayer):
                 layer_states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
                 # A state is None if it is not computed yet, or if this layer has no such state.
@@ -404,37 +469,39 @@ class ModelCache:
         return state_tensors
 
     def _rearrange(
-        self, rearrangement: Rearrangement, *, starts: list[int], lengths: list[int], width: int
+        self, rearrangement: Rearrangement, *, start_columns: list[int], row_lengths: list[int], column_count: int
     ) -> "ModelCache":
         """Return a new cache with other rows. This cache stays as it is.
 
         Args:
             rearrangement: Makes the new tensors from those of this cache.
-            starts: For each new row, the column of its first token.
-            lengths: For each new row, the number of its tokens.
-            width: The number of columns of the new cache.
+            start_columns: For each new row, the column of its first token.
+            row_lengths: For each new row, the number of its tokens.
+            column_count: The number of columns of the new cache.
         """
         new_cache = copy(self)
-        new_cache.starts = starts
-        new_cache.lengths = lengths
-        new_cache.width = width
-        new_cache.states = {}  # states that were stored at earlier columns are not taken over
-        new_cache.cache = self._rearrange_tensors(rearrangement)
+        new_cache.start_columns = start_columns
+        new_cache.row_lengths = row_lengths
+        new_cache.column_count = column_count
+        new_cache.states_by_column = {}  # states that were stored at earlier columns are not taken over
+        new_cache.native_cache = self._rearrange_tensors(rearrangement)
         return new_cache
 
     def _rearrange_tensors(self, rearrangement: Rearrangement) -> Any:
         """Return a rearranged copy of the model's cache object: RWKV's list of states, or transformers' cache."""
         if self.is_rwkv:
-            return [rearrangement.state(number, state) for number, state in enumerate(self._list_state_tensors())]
-        return _rearrange_cache(self.cache, rearrangement)
+            return [
+                rearrangement.rearrange_state(number, state) for number, state in enumerate(self._list_state_tensors())
+            ]
+        return _rearrange_cache(self.native_cache, rearrangement)
 
 
-def _compute_token_positions(mask: Tensor) -> Tensor:
+def _compute_token_positions(attention_mask: Tensor) -> Tensor:
     """Number the tokens of each row from 0, not counting the padding on the left, whose number is 0 too.
 
     A mask [[1, 1, 1], [0, 1, 1]], with 0 for padding, gives [[0, 1, 2], [0, 0, 1]].
     """
-    return (mask.cumsum(-1) - 1).clamp(min=0)
+    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def _rearrange_cache(cache: DynamicCache, rearrangement: Rearrangement) -> DynamicCache:
@@ -452,7 +519,8 @@ def _rearrange_layer(layer: Any, rearrangement: Rearrangement, state_numbers: It
     Args:
         layer: The layer. Linear attention has states, attention has keys and values, and some layers have both.
         rearrangement: Makes each new tensor from the old one.
-        state_numbers: Yields the next number for a state. States are numbered through all layers.
+        state_numbers: Yields the next number for a state, by which `rearrangement` finds what it has stored for this
+            state. States are numbered through all layers, so all calls get the same iterator.
     """
     rearranged_layer = copy(layer)
 
@@ -461,8 +529,8 @@ def _rearrange_layer(layer: Any, rearrangement: Rearrangement, state_numbers: It
         rearranged_layer.recurrent_states = _rearrange_states(layer.recurrent_states, rearrangement, state_numbers)
 
     if isinstance(layer, DynamicLayer) and layer.keys is not None:
-        rearranged_layer.keys = rearrangement.keys(layer.keys)
-        rearranged_layer.values = rearrangement.keys(layer.values)  # values are arranged like keys
+        rearranged_layer.keys = rearrangement.rearrange_keys(layer.keys)
+        rearranged_layer.values = rearrangement.rearrange_keys(layer.values)  # values are arranged like keys
     return rearranged_layer
 
 
@@ -474,14 +542,15 @@ def _rearrange_states(
     Args:
         states: The states of linear attention. A state that is not computed is None, and stays so.
         rearrangement: Makes each new state from the old one and its number.
-        state_numbers: Yields the next number for a state. Only states that are computed have one.
+        state_numbers: Yields the next number for a state. The computed states of all layers are numbered in order, so
+            all layers share this iterator.
     """
     rearranged_states: dict[Any, Tensor | None] = {}
     for key, state in states.items():
         if state is None:
             rearranged_states[key] = None
         else:
-            rearranged_states[key] = rearrangement.state(next(state_numbers), state)
+            rearranged_states[key] = rearrangement.rearrange_state(next(state_numbers), state)
     return rearranged_states
 
 
@@ -492,7 +561,7 @@ def find_cache_argument(body: Any) -> str:
         NotImplementedError: The model takes no cache.
     """
     parameters = signature(body.forward).parameters
-    for name in ARGUMENTS:
+    for name in CACHE_ARGUMENTS:
         if name in parameters:
             return name
     raise NotImplementedError(f"{type(body).__name__} takes no cache")
@@ -511,7 +580,7 @@ def _build_empty_cache(backbone: Backbone, argument: str) -> DynamicCache | None
     Raises:
         NotImplementedError: The model has layers other than attention and linear attention.
     """
-    if argument == RWKV_ARGUMENT:
+    if argument == RWKV_CACHE_ARGUMENT:
         return None
 
     cache = DynamicCache(config=backbone.model.config)
@@ -527,7 +596,7 @@ def _to_cuttable_layer(layer: Any) -> Any:
     """
     if type(layer) is DynamicSlidingWindowLayer:  # drops earlier keys, which a row that is cut may need
         return DynamicLayer()  # keeps all keys
-    if type(layer) not in KNOWN_LAYERS:
+    if type(layer) not in CUTTABLE_LAYER_TYPES:
         raise NotImplementedError(f"caches of {type(layer).__name__}")
     return layer
 
@@ -535,12 +604,13 @@ def _to_cuttable_layer(layer: Any) -> Any:
 class CachedRow(NamedTuple):
     """A row of a cache, which holds the tokens of the prompt and then a text.
 
-    - `cache`: the cache of several texts that ran in one pass.
-    - `row`: the number of the text's row.
+    Attributes:
+        cache: The cache of several texts that ran in one pass.
+        row_index: The number of the text's row.
     """
 
     cache: ModelCache
-    row: int
+    row_index: int
 
 
 class ModelCacheTexts:
@@ -548,48 +618,53 @@ class ModelCacheTexts:
 
     A slot is a number under which a text is cached; a text replaces the earlier text of its slot.
 
-    - `prompt`: the cache of the prompt, which is its only row.
-    - `sequences`: the tokens of the text in each slot.
-    - `rows`: the row that holds the text of each slot.
+    Attributes:
+        cached_prompt: The cache of the prompt, which is its only row.
+        token_ids_by_slot: The tokens of the text in each slot.
+        cached_rows_by_slot: The row that holds the text of each slot.
     """
 
-    def __init__(self, prompt: ModelCache) -> None:
-        self.prompt = prompt
-        self.sequences: dict[int, Sequence[int]] = {}
-        self.rows: dict[int, CachedRow] = {}
+    def __init__(self, cached_prompt: ModelCache) -> None:
+        self.cached_prompt = cached_prompt
+        self.token_ids_by_slot: dict[int, Sequence[int]] = {}
+        self.cached_rows_by_slot: dict[int, CachedRow] = {}
 
-    def tokens_run(self, sequence: Sequence[int]) -> int:
-        """Return how many tokens `features` runs for a text; where nothing is cached, the prompt runs too."""
-        return len(sequence) + (self.prompt.width if self.prompt.use.recomputes else 0)
+    def count_tokens_to_run(self, token_ids: Sequence[int]) -> int:
+        """Count the tokens that `run_texts` runs for a text. If nothing is cached, the prompt runs, too."""
+        if self.cached_prompt.cache_use.recomputes_rows:
+            return self.cached_prompt.column_count + len(token_ids)
+        return len(token_ids)
 
-    def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
+    def run_texts(
+        self, slots: Sequence[int], token_sequences: Sequence[Sequence[int]], first_token_index: int
+    ) -> Tensor:
         """Run B texts after the prompt, and cache them.
 
         Args:
             slots: For each text, the number under which to cache it. It replaces an earlier text with this number.
-            sequences: The tokens of each text. T is the length of the longest.
-            first: The features of the tokens before this index are left out.
+            token_sequences: The tokens of each text. T is the length of the longest.
+            first_token_index: The features of the tokens before this index are left out.
 
         Returns:
-            The features (last hidden states) of the texts, [B, T - first, F]. After the end of a shorter text they
-            mean nothing.
+            The features (last hidden states) of the texts, [B, T - first_token_index, F]. After the end of a shorter
+            text they mean nothing.
         """
-        self.sequences.update(zip(slots, sequences, strict=True))  # read by `_run_stored_texts`
+        self.token_ids_by_slot.update(zip(slots, token_sequences, strict=True))  # read by `_run_stored_texts`
 
         slot_groups: list[Sequence[int]]
-        if self.prompt.use.runs_rows_alone:
+        if self.cached_prompt.cache_use.runs_rows_alone:
             slot_groups = [[slot] for slot in slots]
         else:
             slot_groups = [slots]
 
         features_by_group = []
         for group in slot_groups:
-            features = self._run_stored_texts(group)  # [texts of the group, T, F]
-            features_by_group.append(features[:, first:])
-        return _join_rows(features_by_group)
+            features = self._run_stored_texts(group)  # [texts of the group, length of their longest, F]
+            features_by_group.append(features[:, first_token_index:])
+        return _join_rows(features_by_group)  # pads all groups to the length of the longest text
 
     def _run_stored_texts(self, slots: Sequence[int]) -> Tensor:
-        """Run the texts in these slots together after the prompt, and note in `self.rows` where each is cached.
+        """Run the texts in these slots together after the prompt, and store in which row each is cached.
 
         States of linear attention are stored before the texts and after every STATE_INTERVAL tokens, so that branches
         (continuations of texts) can start there.
@@ -599,148 +674,163 @@ class ModelCacheTexts:
         """
         # Start with one copy of the prompt per text.
         prompt_row = 0  # the only row of the prompt's cache
-        cache = self.prompt.select([prompt_row] * len(slots))
+        cache = self.cached_prompt.copy_rows([prompt_row] * len(slots))
         cache.store_states()
 
-        texts = [self.sequences[slot] for slot in slots]
-        features = cache.run(texts, store_every=STATE_INTERVAL)
+        texts = [self.token_ids_by_slot[slot] for slot in slots]
+        features = cache.run_sequences(texts, state_interval=STATE_INTERVAL)
 
         for row, slot in enumerate(slots):
-            self.rows[slot] = CachedRow(cache, row)
+            self.cached_rows_by_slot[slot] = CachedRow(cache, row)
         return features
 
-    def branches(self, capacity: int, max_tokens: int) -> "ModelCacheBranches":
-        """Return an object for branches (continuations) of these texts; its `admit` starts them.
+    def create_branch_cache(self, max_branches: int, max_tokens: int) -> "ModelCacheBranches":
+        """Create an object for branches (continuations) of these texts. Its method `start_branches` starts them.
 
-        The arguments have no effect, because nothing is allocated; `CachedTexts.branches` has the same ones.
+        The arguments have no effect, because nothing is allocated. `CachedTexts.create_branch_cache` has the same ones.
         """
         return ModelCacheBranches(self)
 
 
 def _join_rows(parts: Sequence[Tensor]) -> Tensor:
     """Join the rows of tensors [rows, columns, F], and append zeros to rows with fewer columns than the longest."""
-    longest = max(part.shape[1] for part in parts)
-    padded_parts = [F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
+    max_columns = max(part.shape[1] for part in parts)
+    padded_parts = [F.pad(part, (0, 0, 0, max_columns - part.shape[1])) for part in parts]
     return torch.cat(padded_parts)
 
 
 class ContinuedBranch(NamedTuple):
     """A branch that goes on, perhaps under another number.
 
-    - `number`: its new number among the branches.
-    - `row`: its row in the cache of its old group.
+    Attributes:
+        new_number: Its new number among the branches.
+        old_row: Its row in the cache of its old group.
     """
 
-    number: int
-    row: int
+    new_number: int
+    old_row: int
 
 
 class BranchGroup(NamedTuple):
-    """Branches that run in the same passes.
+    """Branches (continuations of texts) that run in the same passes.
 
-    - `numbers[r]`: the number of the branch in row r of `cache`.
-    - `cache`: the tokens of the branches, with prompt and text before them.
+    Attributes:
+        branch_numbers: The number of the branch in each row of `cache`.
+        cache: The tokens of the branches, with prompt and text before them.
     """
 
-    numbers: list[int]
+    branch_numbers: list[int]
     cache: ModelCache
 
     @property
-    def tokens_of_step(self) -> int:
-        """Return how many tokens ran in the last step: one per branch, or all tokens where nothing is cached."""
-        return sum(self.cache.lengths) if self.cache.use.recomputes else len(self.numbers)
+    def step_token_count(self) -> int:
+        """Return how many tokens ran in the last step: one per branch, or all tokens if nothing is cached."""
+        if self.cache.cache_use.recomputes_rows:
+            return sum(self.cache.row_lengths)
+        return len(self.branch_numbers)
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def run_next_tokens(self, token_ids: Tensor) -> Tensor:
         """Run the next token of each branch of the group.
 
         Args:
-            tokens: The next tokens of all branches, also those of other groups, [B].
+            token_ids: The next tokens of all branches, also those of other groups, [B].
 
         Returns:
             The features of the tokens of this group, [branches of the group, F].
         """
-        group_tokens = tokens[self.numbers].tolist()
-        sequences = [[token] for token in group_tokens]  # of one token each
-        return self.cache.run(sequences)[:, 0]
+        group_token_ids = token_ids[self.branch_numbers].tolist()
+        single_token_sequences = [[token_id] for token_id in group_token_ids]
+        features = self.cache.run_sequences(single_token_sequences)  # [branches of the group, 1, F]
+        return features[:, 0]
 
-    def selected(self, branches: Sequence[int]) -> "list[BranchGroup]":
+    def build_continuing_groups(self, old_branch_numbers: Sequence[int]) -> "list[BranchGroup]":
         """Build the groups of the new branches that continue branches of this group.
 
         Args:
-            branches: For each new branch, the number of the old branch that it continues. This may be in another group.
+            old_branch_numbers: For each new branch, the number of the old branch that it continues. This may be in
+                another group.
 
         Returns:
             One group, or none if no branch of this group is continued. If the model can run only one row at a time,
             one group per new branch.
         """
-        continued = self._list_continued_branches(branches)
-        if self.cache.use.runs_rows_alone:
-            return [self._copy_branches([branch]) for branch in continued]
-        return [self._copy_branches(continued)] if continued else []
+        continued_branches = self._list_continued_branches(old_branch_numbers)
+        if self.cache.cache_use.runs_rows_alone:
+            return [self._copy_branches([branch]) for branch in continued_branches]
+        if not continued_branches:
+            return []
+        return [self._copy_branches(continued_branches)]
 
-    def _list_continued_branches(self, branches: Sequence[int]) -> list[ContinuedBranch]:
+    def _list_continued_branches(self, old_branch_numbers: Sequence[int]) -> list[ContinuedBranch]:
         """List the new branches that continue a branch of this group.
 
         Args:
-            branches: For each new branch, the number of the old branch that it continues. This may be in another group.
+            old_branch_numbers: For each new branch, the number of the old branch that it continues. This may be in
+                another group.
         """
-        row_by_old_number = {number: row for row, number in enumerate(self.numbers)}
-        continued = []
-        for new_number, old_number in enumerate(branches):
+        row_by_old_number = {number: row for row, number in enumerate(self.branch_numbers)}
+
+        continued_branches = []
+        for new_number, old_number in enumerate(old_branch_numbers):
             if old_number in row_by_old_number:
-                row = row_by_old_number[old_number]
-                continued.append(ContinuedBranch(new_number, row))
-        return continued
+                old_row = row_by_old_number[old_number]
+                continued_branches.append(ContinuedBranch(new_number, old_row))
+        return continued_branches
 
     def _copy_branches(self, branches: Sequence[ContinuedBranch]) -> "BranchGroup":
         """Return a group of these branches, with copies of their rows."""
-        rows = self.cache.select([branch.row for branch in branches])
-        return BranchGroup([branch.number for branch in branches], rows)
+        rows = self.cache.copy_rows([branch.old_row for branch in branches])
+        return BranchGroup([branch.new_number for branch in branches], rows)
 
 
 class ModelCacheBranches:
     """Branches: continuations of texts, which all get one token per step. Each has a copy of its keys and states.
 
-    Branches are numbered in the order of `admit`, `add` and `select`.
+    Branches are numbered in the order of `start_branches`, `add_sequences` and `select_branches`.
 
-    - `texts`: the texts that they continue.
-    - `device`: where the model runs.
-    - `groups`: the branches that run in the same passes, with their cache. Each branch is in one group.
-    - `tokens_run`: how many tokens the last step ran. The first step after `admit` also counts tokens of texts that
-      ran again there, because states are stored after some tokens only.
+    Attributes:
+        cached_texts: The texts that they continue.
+        device: Where the model runs.
+        branch_groups: The branches that run in the same passes, with their cache. Each branch is in one group.
+        last_step_token_count: How many tokens the last step ran. The first step after `start_branches` also counts
+            tokens of texts that ran again there, because states are stored after some tokens only.
     """
 
-    def __init__(self, texts: ModelCacheTexts) -> None:
-        self.texts = texts
-        self.device = texts.prompt.backbone.device
-        self.tokens_run = 0
-        self.groups: list[BranchGroup] = []
-        self._tokens_run_again = 0  # in `admit`, since the last step
+    def __init__(self, cached_texts: ModelCacheTexts) -> None:
+        self.cached_texts = cached_texts
+        self.device = cached_texts.cached_prompt.backbone.device
+        self.last_step_token_count = 0
+        self.branch_groups: list[BranchGroup] = []
+        self._rerun_token_count = 0  # tokens that `start_branches` ran again since the last step
 
     @property
-    def count(self) -> int:
-        """The number of branches."""
-        return sum(len(group.numbers) for group in self.groups)
+    def branch_count(self) -> int:
+        """Return the number of branches."""
+        return sum(len(group.branch_numbers) for group in self.branch_groups)
 
-    def admit(self, slots: Sequence[int], tokens_before: Sequence[int]) -> None:
+    def start_branches(self, slots: Sequence[int], token_counts_before: Sequence[int]) -> None:
         """Start branches, each of which continues the beginning of a cached text.
 
         Args:
             slots: For each new branch, the number under which its text is cached.
-            tokens_before: For each new branch, how many tokens of this text come before it.
+            token_counts_before: For each new branch, how many tokens of this text come before it.
         """
-        first_number = self.count  # new branches are numbered after the present ones
+        first_number = self.branch_count  # new branches are numbered after the present ones
         new_branches = []
-        for number, (slot, length) in enumerate(zip(slots, tokens_before, strict=True), start=first_number):
+        for number, (slot, length) in enumerate(zip(slots, token_counts_before, strict=True), start=first_number):
             new_branches.append(self._build_new_branch(number, slot, length))
 
-        for branches_of_group in _group_branches_by_pass(new_branches, self.texts.prompt.use):
-            self._start_group(branches_of_group)  # appends to `self.groups`
+        for branches_of_group in _group_branches_by_pass(new_branches, self.cached_texts.cached_prompt.cache_use):
+            self._start_group(branches_of_group)  # appends to `self.branch_groups`
 
-    def _build_new_branch(self, number: int, slot: int, text_length: int) -> "_NewBranch":
-        """Return branch `number`, which continues the first `text_length` tokens of the text in a slot."""
-        text_tokens = self.texts.sequences[slot]
-        return _NewBranch(number, text=self.texts.rows[slot], beginning=text_tokens[:text_length])
+    def _build_new_branch(self, branch_number: int, slot: int, text_token_count: int) -> "_NewBranch":
+        """Return branch `branch_number`, which continues the first `text_token_count` tokens of the text in a slot."""
+        text_tokens = self.cached_texts.token_ids_by_slot[slot]
+        return _NewBranch(
+            branch_number,
+            text_row=self.cached_texts.cached_rows_by_slot[slot],
+            beginning_ids=text_tokens[:text_token_count],
+        )
 
     def _start_group(self, branches: "Sequence[_NewBranch]") -> None:
         """Append a group of new branches that run together, with a cache of their own.
@@ -750,131 +840,139 @@ class ModelCacheBranches:
         Args:
             branches: The branches of the group. Their texts are all in the same cache.
         """
-        cache_of_texts = branches[0].text.cache
+        cache_of_texts = branches[0].text_row.cache
         cut = _cut_after_beginnings(
             cache_of_texts,
-            rows=[branch.text.row for branch in branches],
-            beginnings=[branch.beginning for branch in branches],
-            prompt_width=self.texts.prompt.width,
+            rows_to_copy=[branch.text_row.row_index for branch in branches],
+            beginnings=[branch.beginning_ids for branch in branches],
+            prompt_token_count=self.cached_texts.cached_prompt.column_count,
         )
-        self._tokens_run_again += cut.tokens_run  # counted with the next step
+        self._rerun_token_count += cut.rerun_token_count  # counted with the next step
 
         numbers = [branch.number for branch in branches]
-        self.groups.append(BranchGroup(numbers, cut.cache))
+        self.branch_groups.append(BranchGroup(numbers, cut.cache))
 
-    def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+    def add_sequences(self, token_sequences: Sequence[Sequence[int]]) -> Tensor:
         """Run whole sequences, without the prompt, and start a branch at the end of each sequence.
 
         Returns:
             The features (last hidden state) of the last token of each sequence, [sequences, F].
         """
-        first_number = self.count  # new branches are numbered after the present ones
-        lengths = [len(sequence) for sequence in sequences]
-        index_groups = self._choose_sequence_use().batches(lengths)  # indices of sequences that may share a pass
+        first_number = self.branch_count  # new branches are numbered after the present ones
+        sequence_lengths = [len(sequence) for sequence in token_sequences]
+        # Each group has the indices of sequences that may share a pass.
+        index_groups = self._choose_sequence_cache_use().group_rows(sequence_lengths)
 
         features_by_index: dict[int, Tensor] = {}  # of the last token of each sequence, [F]
         for indices in index_groups:
-            group_sequences = [sequences[index] for index in indices]
+            group_sequences = [token_sequences[index] for index in indices]
             branch_numbers = [first_number + index for index in indices]
             group_features = self._add_group(group_sequences, branch_numbers)
             features_by_index.update(zip(indices, group_features, strict=True))
 
         # Groups may have changed the order of the sequences.
-        return torch.stack([features_by_index[index] for index in range(len(sequences))])
+        return torch.stack([features_by_index[index] for index in range(len(token_sequences))])
 
-    def _choose_sequence_use(self) -> CacheUse:
+    def _choose_sequence_cache_use(self) -> CacheUse:
         """Choose which whole sequences may share a pass.
 
         If the model has states, which cannot be cut, only sequences of equal length share one. If the model can run
         only one row at a time, none do.
         """
-        prompt = self.texts.prompt
-        if prompt.use.batching == "any" and prompt.has_states:
-            return replace(prompt.use, batching="equal_length")
-        return prompt.use
+        prompt = self.cached_texts.cached_prompt
+        if prompt.cache_use.batching == "any" and prompt.has_states:
+            return replace(prompt.cache_use, batching="equal_length")
+        return prompt.cache_use
 
-    def _add_group(self, sequences: Sequence[Sequence[int]], numbers: list[int]) -> Tensor:
+    def _add_group(self, token_sequences: Sequence[Sequence[int]], branch_numbers: list[int]) -> Tensor:
         """Run whole sequences together, without the prompt, and append a group of branches that continue them.
 
         Args:
-            sequences: The tokens of sequences that may share a pass.
-            numbers: For each sequence, the number of its branch.
+            token_sequences: All tokens of sequences that may share a pass.
+            branch_numbers: For each sequence, the number of its branch.
 
         Returns:
             The features of the last token of each sequence, [sequences, F].
         """
-        prompt = self.texts.prompt  # its tokens are not used here
-        rows = range(len(sequences))
-        cache = ModelCache(prompt.backbone, prompt.use, rows=len(sequences))
+        prompt = self.cached_texts.cached_prompt  # only says which model runs, and how its cache can be used
+        rows = range(len(token_sequences))
+        cache = ModelCache(prompt.backbone, prompt.cache_use, row_count=len(token_sequences))
 
-        features = cache.run(sequences)  # [sequences, T, F], with padding on the right of shorter sequences
-        last_token_indices = [length - 1 for length in cache.lengths]
+        # Shorter sequences are padded on the right.
+        features = cache.run_sequences(token_sequences)  # [sequences, T, F]
+        last_token_indices = [length - 1 for length in cache.row_lengths]
 
-        lengths_may_differ = self._choose_sequence_use().batching == "any"
+        # This may be stricter than `prompt.cache_use`: padding on the right, which only this first pass needs, would
+        # get into states of linear attention.
+        lengths_may_differ = self._choose_sequence_cache_use().batching == "any"
         if lengths_may_differ:
             # Move padding to the left, so that the next token of every sequence belongs into the next column.
-            cache = cache.cut(rows, cache.lengths)
+            cache = cache.copy_row_beginnings(rows, cache.row_lengths)
 
-        self.groups.append(BranchGroup(numbers, cache))
+        self.branch_groups.append(BranchGroup(branch_numbers, cache))
         return features[rows, last_token_indices]
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def run_next_tokens(self, token_ids: Tensor) -> Tensor:
         """Append one token to each branch, and run these tokens, one group of branches after the other.
 
         Args:
-            tokens: The next token of each branch, [B].
+            token_ids: The next token of each branch, [B].
 
         Returns:
             The features (last hidden states) of the new tokens, [B, F].
         """
-        features_by_group = torch.cat([group.step(tokens) for group in self.groups])  # [B, F]
+        features_by_group = torch.cat([group.run_next_tokens(token_ids) for group in self.branch_groups])  # [B, F]
 
-        tokens_of_groups = sum(group.tokens_of_step for group in self.groups)
-        self.tokens_run = tokens_of_groups + self._tokens_run_again
-        self._tokens_run_again = 0
+        tokens_of_groups = sum(group.step_token_count for group in self.branch_groups)
+        # Texts that new branches continue may have run again in part, because their states are not stored after every
+        # token. These tokens are counted with the first step after that.
+        self.last_step_token_count = tokens_of_groups + self._rerun_token_count
+        self._rerun_token_count = 0
 
         return self._sort_by_branch(features_by_group)
 
     def _sort_by_branch(self, features_by_group: Tensor) -> Tensor:
         """Put the features of all branches, [B, F], in the order of branch numbers instead of group after group."""
-        numbers_by_group = [number for group in self.groups for number in group.numbers]
+        numbers_by_group = [number for group in self.branch_groups for number in group.branch_numbers]
         features = torch.empty_like(features_by_group)
         features[numbers_by_group] = features_by_group
         return features
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Replace the branches: new branch b continues old branch `rows[b]`. A branch may occur twice."""
+    def select_branches(self, old_branch_numbers: Sequence[int]) -> None:
+        """Replace the branches. New branch b continues old branch `old_branch_numbers[b]`, which may occur twice."""
         new_groups = []
-        for group in self.groups:
-            new_groups += group.selected(rows)
-        self.groups = new_groups
+        for group in self.branch_groups:
+            new_groups += group.build_continuing_groups(old_branch_numbers)
+        self.branch_groups = new_groups
 
-    def branch(self, row: int) -> "ModelCacheBranches":
-        """Return a copy of branch number `row` alone. Running it does not change this object."""
-        copied = copy(self)
-        copied.select([row])
-        return copied
+    def copy_branch(self, branch_number: int) -> "ModelCacheBranches":
+        """Return a copy with a single branch. Running it does not change this object."""
+        copied_branches = copy(self)
+        copied_branches.select_branches([branch_number])
+        return copied_branches
 
 
 class _NewBranch(NamedTuple):
     """A branch that is being started.
 
-    - `number`: its number among the branches.
-    - `text`: where its text is cached, after the prompt.
-    - `beginning`: the tokens of the text that it continues.
+    Attributes:
+        number: Its number among the branches.
+        text_row: Where its text is cached, after the prompt.
+        beginning_ids: The tokens of the text that it continues.
     """
 
     number: int
-    text: CachedRow
-    beginning: Sequence[int]
+    text_row: CachedRow
+    beginning_ids: Sequence[int]
 
 
-def _group_branches_by_pass(branches: Sequence[_NewBranch], use: CacheUse) -> Iterable[list[_NewBranch]]:
+def _group_branches_by_pass(branches: Sequence[_NewBranch], cache_use: CacheUse) -> Iterable[list[_NewBranch]]:
     """Group branches that may share a pass of the model, and whose texts are in the same cache."""
     groups: dict[tuple[int, int], list[_NewBranch]] = defaultdict(list)
     for branch in branches:
-        cache_id = id(branch.text.cache)
-        batch_key = use.batch_key(branch.number, len(branch.beginning))  # equal for branches that may share a pass
+        cache_id = id(branch.text_row.cache)
+        # This number is equal for branches that may share a pass.
+        batch_key = cache_use.get_batch_key(branch.number, len(branch.beginning_ids))
         groups[cache_id, batch_key].append(branch)
     return groups.values()
 
@@ -882,38 +980,39 @@ def _group_branches_by_pass(branches: Sequence[_NewBranch], use: CacheUse) -> It
 class CutCache(NamedTuple):
     """A cache whose rows were cut.
 
-    - `cache`: the new cache.
-    - `tokens_run`: how many tokens had to run again for it.
+    Attributes:
+        cache: The new cache.
+        rerun_token_count: How many tokens had to run again for it.
     """
 
     cache: ModelCache
-    tokens_run: int
+    rerun_token_count: int
 
 
 def _cut_after_beginnings(
-    cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], prompt_width: int
+    cache: ModelCache, *, rows_to_copy: Sequence[int], beginnings: Sequence[Sequence[int]], prompt_token_count: int
 ) -> CutCache:
     """Copy some rows of a cache, and cut each copy after the beginning of its text.
 
     Args:
         cache: The cache. Each row holds the prompt and then a text.
-        rows: The rows to copy.
+        rows_to_copy: The rows to copy.
         beginnings: For each of these rows, the first tokens of its text, which are kept.
-        prompt_width: The number of tokens of the prompt.
+        prompt_token_count: The number of tokens of the prompt.
 
     Returns:
         The new cache, and how many tokens had to run again for it.
     """
-    final_lengths = [prompt_width + len(beginning) for beginning in beginnings]
+    final_lengths = [prompt_token_count + len(beginning) for beginning in beginnings]
     if cache.has_states:
-        return _cut_with_states(cache, rows=rows, beginnings=beginnings, final_lengths=final_lengths)
+        return _cut_with_states(cache, rows_to_copy=rows_to_copy, beginnings=beginnings, final_lengths=final_lengths)
 
-    cut_cache = cache.cut(rows, final_lengths)  # keys and values can be cut after any token
-    return CutCache(cut_cache, tokens_run=0)
+    cut_cache = cache.copy_row_beginnings(rows_to_copy, final_lengths)  # keys and values can be cut after any token
+    return CutCache(cut_cache, rerun_token_count=0)
 
 
 def _cut_with_states(
-    cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], final_lengths: Sequence[int]
+    cache: ModelCache, *, rows_to_copy: Sequence[int], beginnings: Sequence[Sequence[int]], final_lengths: Sequence[int]
 ) -> CutCache:
     """Copy some rows of a cache with states of linear attention, and cut each copy after the beginning of its text.
 
@@ -922,7 +1021,7 @@ def _cut_with_states(
 
     Args:
         cache: The cache. Each row holds the prompt and then a text.
-        rows: The rows to copy.
+        rows_to_copy: The rows to copy.
         beginnings: For each of these rows, the first tokens of its text, which are kept.
         final_lengths: For each of these rows, the number of tokens to keep, those of the prompt included.
 
@@ -934,20 +1033,20 @@ def _cut_with_states(
 
     # 1. Cut each row where its states were stored last.
     stored_lengths = [length - run_count for length, run_count in zip(final_lengths, run_counts, strict=True)]
-    new_cache = cache.cut(rows, stored_lengths)
+    new_cache = cache.copy_row_beginnings(rows_to_copy, stored_lengths)
     new_cache.store_states()  # for rows that need no further tokens
 
     # 2. Run the other tokens. States are stored after each of them, because rows end after different numbers of tokens.
     if any(run_counts):
-        new_cache.run(tokens_to_run, store_every=1)
+        new_cache.run_sequences(tokens_to_run, state_interval=1)
 
     # 3. Cut each row at its end, to remove the padding of rows with fewer tokens to run.
-    all_rows = range(len(rows))
-    cut_at_ends = new_cache.cut(all_rows, final_lengths)
-    return CutCache(cut_at_ends, tokens_run=sum(run_counts))
+    all_rows = range(len(rows_to_copy))
+    cut_at_ends = new_cache.copy_row_beginnings(all_rows, final_lengths)
+    return CutCache(cut_at_ends, rerun_token_count=sum(run_counts))
 
 
-def _select_tokens_to_run(tokens: Sequence[int]) -> Sequence[int]:
+def _select_tokens_to_run(token_ids: Sequence[int]) -> Sequence[int]:
     """Select the tokens after the last multiple of STATE_INTERVAL, where states were stored."""
-    stored_count = len(tokens) // STATE_INTERVAL * STATE_INTERVAL
-    return tokens[stored_count:]
+    stored_count = len(token_ids) // STATE_INTERVAL * STATE_INTERVAL
+    return token_ids[stored_count:]

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from toolformer_dag.model.backend import SamplePoint, TokenText
 from toolformer_dag.model.encoding import Encoding, TextTokens
-from toolformer_dag.model.requests import Proposal, ProposalRequest, SampledCall, select_positions, uniforms
+from toolformer_dag.model.requests import Proposal, ProposalRequest, SampledCall, generate_uniforms, select_positions
 from toolformer_dag.settings.model_settings import SamplingSettings
-from toolformer_dag.texts.call_places import without_other_tokens
+from toolformer_dag.texts.call_places import zero_disallowed_probabilities
 
 SampleKeys = list[tuple[int, int]]
 """Pairs of a position and the number of a sample there, from 0."""
@@ -19,11 +19,13 @@ SampleKeys = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Says which positions of a text get how many samples, and how these are drawn.
+    """Decides which positions of a text get how many samples, and how these are drawn.
 
-    - `tau_s`: positions with p_i > tau_s may have samples.
-    - `k`: at most so many positions of a text, the most probable ones.
-    - `m`: the number of samples per position.
+    Attributes:
+        tau_s: Positions with p_i > tau_s may have samples.
+        k: The maximum number of positions of a text. The most probable ones are chosen.
+        m: The number of samples per position.
+        sampling: How the samples are drawn.
     """
 
     tau_s: float
@@ -31,7 +33,7 @@ class Selection:
     m: int
     sampling: SamplingSettings
 
-    def missing_samples(
+    def list_missing_samples(
         self, request: ProposalRequest, offsets: NDArray[np.int32], probabilities: NDArray[np.float32]
     ) -> SampleKeys:
         """List the samples of a text that still have to be drawn.
@@ -48,50 +50,54 @@ class Selection:
             Pairs of a position and the number of a sample there, in ascending order.
         """
         # No call may stand before some tokens, such as white space at the end. The next call of a chain
-        # (`request.calls` are the earlier ones) has only one place, right after these, which needs no check.
-        if not request.calls:
-            probabilities = without_other_tokens(request.text, offsets, probabilities, self.tau_s)
+        # (`request.earlier_calls` come before it) has only one place, right after these, which needs no check.
+        if not request.earlier_calls:
+            probabilities = zero_disallowed_probabilities(request.text, offsets, probabilities, self.tau_s)
 
-        missing = []
+        missing_samples = []
         for position in select_positions(probabilities, self.tau_s, self.k):
             for sample_number in range(self.m):
-                if (position, sample_number) not in request.stored:
-                    missing.append((position, sample_number))
-        return missing
+                if (position, sample_number) not in request.stored_samples:
+                    missing_samples.append((position, sample_number))
+        return missing_samples
 
 
 @dataclass(slots=True, eq=False)
 class PendingProposal:
-    """A text on its way to a `Proposal`. It changes, and its state is one of these:
+    """A text on its way to a `Proposal`.
+
+    The object changes while the model runs. Its state is one of these:
 
     1. Refused: `reason` is set, and the model never runs for it.
     2. Without p_i: `probabilities` is None.
-    3. With p_i: `probabilities` are set and `missing` lists the samples to draw, which may be none.
-    4. Complete: `samples` has the tokens of each missing sample.
+    3. With p_i: `probabilities` are set and `missing_samples` lists the samples to draw, which may be none.
+    4. Complete: `sampled_ids` has the tokens of each missing sample.
 
     The backend leads from 2 to 3 while it runs, by calling `choose_points`. Requests whose p_i are stored begin in 3.
-    `Engine.propose` sets `samples`.
+    `Engine.propose` sets `sampled_ids` in the end.
 
-    Positions are numbered by the tokens of `text`: a call at position i stands before token i. p_i is the probability
-    that a call begins there.
+    Positions are numbered by the tokens of `candidate_tokens`: a call at position i stands before token i. p_i is the
+    probability that a call begins there.
 
-    - `request`: the text, and what is stored of its proposal.
-    - `selection`: which positions get how many samples.
-    - `text`: the tokens before which a call may stand, [n]; all of x, or for a chain the single token after its calls.
-    - `lead`: the tokens between the prompt and the first token of `text`: x, "Output:", and for a chain the
-      text up to its calls, and these.
-    - `probabilities` [n]: p_i of each position.
-    - `missing`: the samples to draw, as pairs of a position and a sample number.
-    - `samples`: the tokens of each of these samples, in the same order.
+    Attributes:
+        request: The text, and what is stored of its proposal.
+        selection: Which positions get how many samples.
+        candidate_tokens: The tokens before which a call may stand, [n]. They are all of x, or for a chain the single
+            token after its calls.
+        ids_before_candidates: The tokens between the prompt and the first of `candidate_tokens`: x, "Output:", and for
+            a chain the text up to its calls, and these.
+        probabilities: p_i of each position, [n].
+        missing_samples: The samples to draw, as pairs of a position and a sample number.
+        sampled_ids: The tokens of each of these samples, in the same order.
     """
 
     request: ProposalRequest
     selection: Selection
-    text: TextTokens
-    lead: list[int]
+    candidate_tokens: TextTokens
+    ids_before_candidates: list[int]
     probabilities: NDArray[np.float32] | None = None
-    missing: SampleKeys = field(default_factory=list)
-    samples: Sequence[Sequence[int]] = ()
+    missing_samples: SampleKeys = field(default_factory=list)
+    sampled_ids: Sequence[Sequence[int]] = ()
     reason: str | None = None
 
     @property
@@ -99,10 +105,10 @@ class PendingProposal:
         """Return whether p_i or samples have to be computed."""
         if self.reason is not None:
             return False
-        return self.probabilities is None or bool(self.missing)
+        return self.probabilities is None or bool(self.missing_samples)
 
-    def token_text(self) -> TokenText:
-        """Return the text in the form in which the backend, which runs the model, gets it.
+    def build_token_text(self) -> TokenText:
+        """Build the text in the form in which it is passed to the backend, which runs the model.
 
         If the probabilities of a call at the positions are not stored, the backend computes them all and passes them to
         `choose_points`, which returns where to draw samples. If they are stored, `place_count` is 0. Then
@@ -110,20 +116,24 @@ class PendingProposal:
         """
         needs_probabilities = self.probabilities is None
         return TokenText(
-            # The model predicts what comes at a position from the tokens before it, so no later ones are needed.
-            ids=self.lead + self.text.ids[: self._last_position],
-            first_place=len(self.lead),
-            place_count=len(self.text.ids) if needs_probabilities else 0,
-            most_samples=self.selection.k * self.selection.m,
-            choose=self.choose_points,
+            # The model predicts what comes at a position from the tokens before it. So the token at the last position
+            # is not needed, which is the last one of all or, if p_i are stored, an earlier one.
+            token_ids=self.ids_before_candidates + self.candidate_tokens.token_ids[: self._last_position],
+            first_place=len(self.ids_before_candidates),
+            place_count=len(self.candidate_tokens.token_ids) if needs_probabilities else 0,
+            max_samples=self.selection.k * self.selection.m,
+            choose_points=self.choose_points,
         )
 
     @property
     def _last_position(self) -> int:
-        """Return the last position that the model has to reach: of all, or of missing samples where p_i is stored."""
+        """Return the last position that the model has to reach. Position i is before the token i.
+
+        It is the last of all positions, or if their p_i are stored, the last one that has a missing sample.
+        """
         if self.probabilities is None:
-            return len(self.text.ids) - 1
-        return max(position for position, _ in self.missing)
+            return len(self.candidate_tokens.token_ids) - 1
+        return max(position for position, _ in self.missing_samples)
 
     def choose_points(self, probabilities: NDArray[np.float32]) -> list[SamplePoint]:
         """Choose the points of the text at which samples are to be drawn.
@@ -131,8 +141,8 @@ class PendingProposal:
         The backend calls this while it runs the model.
 
         Args:
-            probabilities: The probability of a call at each position, [n]. Empty if they were stored, because then the
-                missing samples are already known.
+            probabilities: The probability of a call before each of the n candidate tokens, [n]. Empty if an earlier
+                run stored them, because then `missing_samples` has been set from these.
 
         Returns:
             The points. A second call with the same probabilities has the same effect.
@@ -142,37 +152,40 @@ class PendingProposal:
         return self._build_points()
 
     def _store_probabilities(self, probabilities: NDArray[np.float32]) -> None:
-        """Set `probabilities`, and set `missing` to the samples that have to be drawn.
+        """Set `probabilities`, and set `missing_samples` to the samples that have to be drawn.
 
         A position inside a character (such as between two tokens of an emoji) gets 0, because no call can stand there.
         If any probability is not finite, no samples are drawn.
         """
-        self.probabilities = np.where(self.text.inside, np.float32(0), probabilities)
-        self.missing = []
+        self.probabilities = np.where(self.candidate_tokens.starts_inside_character, np.float32(0), probabilities)
+        self.missing_samples = []
         if np.isfinite(self.probabilities).all():
-            self.missing = self.selection.missing_samples(self.request, self.text.offsets, self.probabilities)
+            self.missing_samples = self.selection.list_missing_samples(
+                self.request, self.candidate_tokens.offsets, self.probabilities
+            )
 
     def _build_points(self) -> list[SamplePoint]:
         """Build a point for each position with missing samples, in order, with the random numbers of each sample."""
         points = []
-        for position, uniforms_of_samples in self._group_uniforms_by_position().items():
-            tokens_before = len(self.lead) + position
-            points.append(SamplePoint(tokens_before, uniforms=np.stack(uniforms_of_samples)))
+        for position, uniforms_by_sample in self._group_uniforms_by_position().items():
+            token_count_before = len(self.ids_before_candidates) + position
+            points.append(SamplePoint(token_count_before, uniforms=np.stack(uniforms_by_sample)))
         return points
 
     def _group_uniforms_by_position(self) -> dict[int, list[NDArray[np.float64]]]:
-        """Return by position the random numbers of each missing sample there."""
-        by_position: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
-        for position, sample in self.missing:
-            by_position[position].append(self._compute_uniforms(position, sample))
-        return by_position
+        """Compute the random numbers of each missing sample, and group them by the position of the sample."""
+        uniforms_by_position: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
+        for position, sample_number in self.missing_samples:
+            uniforms = self._compute_uniforms(position, sample_number)
+            uniforms_by_position[position].append(uniforms)
+        return uniforms_by_position
 
-    def _compute_uniforms(self, position: int, sample: int) -> NDArray[np.float64]:
-        """Return the random numbers of a sample, one per token that it may draw."""
+    def _compute_uniforms(self, position: int, sample_number: int) -> NDArray[np.float64]:
+        """Compute the random numbers of a sample, one for each token that it may draw."""
         sampling = self.selection.sampling
-        return uniforms(sampling.seed, self.request.digest, position, sample, sampling.max_call_tokens)
+        return generate_uniforms(sampling.seed, self.request.digest, position, sample_number, sampling.max_call_tokens)
 
-    def proposal(self, encoding: Encoding) -> Proposal:
+    def build_proposal(self, encoding: Encoding) -> Proposal:
         """Return the finished proposal.
 
         Args:
@@ -190,13 +203,13 @@ class PendingProposal:
             return Proposal(reason="not_finite")
 
         sampled_calls = tuple(self._decode_sampled_calls(encoding))
-        return Proposal(self.probabilities, self.text.offsets, sampled_calls)
+        return Proposal(self.probabilities, self.candidate_tokens.offsets, sampled_calls)
 
     def _decode_sampled_calls(self, encoding: Encoding) -> list[SampledCall]:
         """Decode each drawn sample to the text of its call. Without "]" it has no text, but the reason "no_end"."""
         calls = []
-        for (position, sample), tokens in zip(self.missing, self.samples, strict=True):
-            body = encoding.body(tokens)  # the text before "]"; None without "]"
+        for (position, sample_number), token_ids in zip(self.missing_samples, self.sampled_ids, strict=True):
+            body = encoding.decode_call_body(token_ids)  # the text before "]", or None without "]"
             reason = "no_end" if body is None else None
-            calls.append(SampledCall(position, sample, body, reason))
+            calls.append(SampledCall(position, sample_number, body, reason))
         return calls

@@ -15,147 +15,170 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from toolformer_dag.model.attention import AttentionLayer, Visibility, attention, on_device, pad_sequences
+from toolformer_dag.model.attention import (
+    AttentionLayer,
+    Visibility,
+    compute_masked_attention,
+    create_tensor,
+    pad_sequences,
+)
 from toolformer_dag.model.backbone import Backbone
-from toolformer_dag.model.memory import batches
+from toolformer_dag.model.memory import iter_batches
 
-TREE_NODES = 128
+MAX_TREE_NODES = 128
 """Nodes of a full tree: attention within a tree is quadratic, but a beginning shared by two trees runs twice."""
 
 
 @dataclass(eq=False)
 class PrefixTree:
-    """Sequences as a tree of tokens, which grows with `add`. Nodes are numbered in the order in which they were added.
+    """Sequences as a tree of tokens, in which a common beginning is stored only once.
 
-    - `tokens`: the token of each node.
-    - `above`: the nodes on the way to each node, from the root.
+    The tree grows with `add_sequence`. Nodes are numbered in the order in which they were added.
+
+    Attributes:
+        token_ids: The token of each node.
+        ancestors_by_node: The nodes on the way to each node, from the root.
     """
 
-    tokens: list[int] = field(default_factory=list)
-    above: list[list[int]] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    ancestors_by_node: list[list[int]] = field(default_factory=list)
 
-    def add(self, sequence: Sequence[int], shared: Sequence[int]) -> list[int]:
+    def add_sequence(self, sequence_ids: Sequence[int], shared_nodes: Sequence[int]) -> list[int]:
         """Add a sequence of tokens to the tree.
 
         Args:
-            sequence: The tokens.
-            shared: The nodes of its first tokens, which the tree already has.
+            sequence_ids: The tokens.
+            shared_nodes: The nodes of its first tokens, which the tree already has.
 
         Returns:
             The nodes of all its tokens.
         """
-        path = list(shared)
-        for token in sequence[len(shared) :]:
-            self.tokens.append(token)
-            self.above.append(path.copy())
-            path.append(len(self.tokens) - 1)
+        path = list(shared_nodes)
+        for token_id in sequence_ids[len(shared_nodes) :]:
+            new_node = len(self.token_ids)
+            self.token_ids.append(token_id)
+            self.ancestors_by_node.append(path.copy())
+            path.append(new_node)
         return path
 
     @property
-    def depths(self) -> list[int]:
-        """Return how many nodes are above each node: its position in its sequence."""
-        return [len(above) for above in self.above]
+    def node_depths(self) -> list[int]:
+        """Return the number of nodes above each node, which is the position of its token in the sequence."""
+        return [len(ancestors) for ancestors in self.ancestors_by_node]
 
-    def visible(self, width: int) -> NDArray[np.bool_]:
+    def build_attention_mask(self, node_count: int) -> NDArray[np.bool_]:
         """Build the attention mask of the tree: which nodes each node attends to, namely itself and the nodes above it.
 
         Args:
-            width: The number of rows and columns. Those beyond the last node are padding.
+            node_count: The number of rows and columns. Those beyond the last node are padding.
 
         Returns:
-            True at row r and column c if node r attends to node c, [width, width].
+            True at row r and column c if node r attends to node c, [node_count, node_count].
         """
-        mask = np.eye(width, dtype=np.bool_)
-        for node, above in enumerate(self.above):
-            mask[node, above] = True
-        return mask
+        attends = np.eye(node_count, dtype=np.bool_)
+        for node, ancestors in enumerate(self.ancestors_by_node):
+            attends[node, ancestors] = True
+        return attends
 
 
 class TreePath(NamedTuple):
-    """Where a sequence is in a forest.
+    """The place of a sequence in a forest.
 
-    - `tree`: the number of its tree.
-    - `nodes`: a node of the tree per token.
+    Attributes:
+        tree_index: The index of the sequence's tree.
+        nodes: For each token of the sequence, its node in the tree.
     """
 
-    tree: int
+    tree_index: int
     nodes: list[int]
 
 
 class Forest:
-    """Trees over sequences in lexicographic order: neighbours then share the longest beginnings.
+    """Trees of tokens over sequences in lexicographic order, in which neighbors share the longest beginnings.
 
-    - `trees`: the trees; sequences are added to the last one.
-    - `paths`: where each sequence is.
-    - `new_tokens`: how many nodes each sequence added; the others it shares with the one before it.
+    Attributes:
+        trees: The trees. Sequences are added to the last one.
+        tree_paths: The tree and the nodes of each sequence.
+        new_token_counts: The number of nodes that each sequence added. It shares its other nodes with the sequence
+            before it.
     """
 
-    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
-        self.trees = [PrefixTree()]
-        self.paths: list[TreePath] = []
-        self.new_tokens: list[int] = []
-        previous: list[int] = []
-        for sequence in map(list, sequences):
-            self._add(sequence, shared_count=_count_common_tokens(previous, sequence))
-            previous = sequence
+    def __init__(self, token_sequences: Sequence[Sequence[int]]) -> None:
+        """Merge sequences of tokens into trees, in which they share the nodes of their common beginnings.
 
-    def _add(self, sequence: list[int], shared_count: int) -> None:
+        Args:
+            token_sequences: The sequences in lexicographic order. Each is compared only with the one before, which
+                shares the longest beginning with it.
+        """
+        self.trees = [PrefixTree()]
+        self.tree_paths: list[TreePath] = []  # for each sequence, its tree and its nodes there
+        self.new_token_counts: list[int] = []  # for each sequence, the number of nodes that it added
+
+        previous_sequence: list[int] = []
+        for sequence in map(list, token_sequences):
+            shared_token_count = _count_common_tokens(previous_sequence, sequence)
+            self._add_sequence(sequence, shared_token_count)
+            previous_sequence = sequence
+
+    def _add_sequence(self, sequence_ids: list[int], shared_token_count: int) -> None:
         """Add a sequence to the last tree, or to a new tree if that one is full.
 
         In a tree each token is a node, and sequences share the nodes of their common beginning.
 
         Args:
-            sequence: The tokens.
-            shared_count: How many tokens it has in common with the sequence before it, from the beginning. In a new
-                tree it cannot share their nodes.
+            sequence_ids: The tokens.
+            shared_token_count: How many tokens it has in common with the sequence before it, from the beginning. In a
+                new tree it cannot share their nodes.
         """
-        if self._is_full(new_tokens=len(sequence) - shared_count):
+        if self._is_last_tree_full(new_token_count=len(sequence_ids) - shared_token_count):
             self.trees.append(PrefixTree())
-            shared_count = 0
+            shared_token_count = 0  # an empty tree has no nodes to share
 
-        shared_nodes = self._last_nodes[:shared_count]  # the first nodes of the sequence before
-        nodes = self.trees[-1].add(sequence, shared=shared_nodes)  # the shared nodes and the new ones
-        self.paths.append(TreePath(tree=len(self.trees) - 1, nodes=nodes))
-        self.new_tokens.append(len(sequence) - shared_count)
+        shared_nodes = self._last_nodes[:shared_token_count]  # the first nodes of the sequence before
+        nodes = self.trees[-1].add_sequence(sequence_ids, shared_nodes=shared_nodes)  # the shared nodes and new ones
+        self.tree_paths.append(TreePath(tree_index=len(self.trees) - 1, nodes=nodes))
+        self.new_token_counts.append(len(sequence_ids) - shared_token_count)
 
     @property
     def _last_nodes(self) -> list[int]:
-        """Return the nodes of the sequence that was added last; none before the first."""
-        return self.paths[-1].nodes if self.paths else []
+        """Return the nodes of the sequence that was added last, or none before the first one."""
+        return self.tree_paths[-1].nodes if self.tree_paths else []
 
-    def _is_full(self, new_tokens: int) -> bool:
+    def _is_last_tree_full(self, new_token_count: int) -> bool:
         """Return whether so many new nodes need another tree. An empty tree takes any number."""
-        nodes = len(self.trees[-1].tokens)
-        return nodes > 0 and new_tokens > 0 and nodes + new_tokens > TREE_NODES
+        node_count = len(self.trees[-1].token_ids)
+        if node_count == 0 or new_token_count == 0:
+            return False
+        return node_count + new_token_count > MAX_TREE_NODES
 
     def sort_trees_by_size(self) -> list[int]:
-        """Return the indices of the trees with tokens, the smallest first."""
-        sizes = self._count_nodes()
-        trees_with_tokens = [tree for tree in range(len(sizes)) if sizes[tree]]
-        return sorted(trees_with_tokens, key=sizes.__getitem__)
+        """Return the indices of the trees with tokens, the smallest tree first."""
+        node_counts = self._count_nodes_by_tree()
+        trees_with_tokens = [tree for tree in range(len(node_counts)) if node_counts[tree] > 0]
+        return sorted(trees_with_tokens, key=node_counts.__getitem__)
 
-    def batches(self, order: Sequence[int], budget: int) -> Iterator[list[PrefixTree]]:
-        """Yield batches of trees for a pass of at most `budget` tokens, in the order of these indices of trees."""
-        for batch in batches(order, self._count_nodes(), budget):
+    def iter_tree_batches(self, tree_order: Sequence[int], max_tokens: int) -> Iterator[list[PrefixTree]]:
+        """Yield batches of trees for a pass of at most `max_tokens` tokens, in the order of these indices of trees."""
+        for batch in iter_batches(tree_order, self._count_nodes_by_tree(), max_tokens):
             yield [self.trees[tree] for tree in batch]
 
-    def _count_nodes(self) -> list[int]:
-        """Return the number of nodes of each tree."""
-        return [len(tree.tokens) for tree in self.trees]
+    def _count_nodes_by_tree(self) -> list[int]:
+        """Count the nodes of each tree."""
+        return [len(tree.token_ids) for tree in self.trees]
 
 
 def _count_common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens two sequences have in common from their beginning."""
-    length = 0
-    for token, other in zip(first, second, strict=False):
-        if token != other:
+    """Count the tokens that two sequences have in common from their beginning."""
+    common_count = 0
+    for first_token, second_token in zip(first, second, strict=False):
+        if first_token != second_token:
             break
-        length += 1
-    return length
+        common_count += 1
+    return common_count
 
 
 class KeysAndValues(NamedTuple):
-    """Keys and values of nodes in a layer, [nodes, H_kv, D] each."""
+    """The keys and values of nodes in a layer, [nodes, H_kv, D] each."""
 
     keys: Tensor
     values: Tensor
@@ -170,15 +193,16 @@ class CachedPrefixes:
 
     Nodes are numbered through all trees, in the order in which these ran.
 
-    - `backbone`: the model.
-    - `new_tokens`: how many tokens each prefix added to the trees.
-    - `passes`: the number of model passes that the prefixes took.
-    - `paths`: the nodes of each prefix.
-    - `node_features`: the features of each node, [nodes, F]; None where all prefixes are empty.
-    - `layers`: by layer, the keys and values of all nodes.
+    Attributes:
+        backbone: The model.
+        new_token_counts: How many tokens each prefix added to the trees.
+        pass_count: The number of model passes that the prefixes took.
+        node_paths: The nodes of each prefix.
+        node_features: The features of each node, [nodes, F], or None if all prefixes are empty.
+        keys_and_values_by_layer: By layer, the keys and values of all nodes.
     """
 
-    def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
+    def __init__(self, backbone: Backbone, prefix_sequences: Sequence[Sequence[int]], max_tokens_per_pass: int) -> None:
         """Run prefixes through the model, with each common beginning computed only once, and cache the results.
 
         For that the prefixes are merged into trees. A node of a tree is a token, and the way from the root of its
@@ -186,128 +210,144 @@ class CachedPrefixes:
 
         Args:
             backbone: The model.
-            prefixes: The tokens of each prefix, sorted, so that neighbours share the longest beginnings.
-            budget: The most tokens in one pass of the model.
+            prefix_sequences: The tokens of each prefix, sorted, so that neighbors share the longest beginnings.
+            max_tokens_per_pass: The most tokens in one pass of the model.
         """
         self.backbone = backbone
-        forest = Forest(prefixes)
-        self.new_tokens = forest.new_tokens  # how many nodes each prefix does not share with the one before
+        forest = Forest(prefix_sequences)
+        self.new_token_counts = forest.new_token_counts  # how many nodes each prefix does not share with the one before
         tree_order = forest.sort_trees_by_size()  # trees of similar size run together, with little padding
-        self.paths = _number_paths(forest, tree_order)  # the nodes of each prefix, numbered in the order they run in
+        self.node_paths = _renumber_paths(forest, tree_order)  # the nodes of each prefix, in the order they run in
 
         passes_by_layer: PassesByLayer = defaultdict(list)  # filled by each pass
         features_of_passes = []  # [nodes of the pass, F] each
-        for trees in forest.batches(tree_order, budget):
-            features_of_passes.append(TreePass(trees, backbone.device).run(backbone, passes_by_layer))
+        for trees in forest.iter_tree_batches(tree_order, max_tokens_per_pass):
+            features_of_passes.append(TreePass(trees, backbone.device).run_trees(backbone, passes_by_layer))
 
-        self.passes = len(features_of_passes)
+        self.pass_count = len(features_of_passes)
         self.node_features = torch.cat(features_of_passes) if features_of_passes else None  # [nodes, F]
-        self.layers = _join_passes(passes_by_layer)  # the keys and values of all nodes, by layer
+        self.keys_and_values_by_layer = _join_passes(passes_by_layer)  # the keys and values of all nodes, by layer
 
-    def features(self, batch: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
+    def run_texts(self, prefix_indices: Sequence[int], text_sequences: Sequence[Sequence[int]]) -> Tensor:
         """Run B texts through the model, each after one of the cached prefixes.
 
         Args:
-            batch: The index of the prefix of each text.
-            texts: The tokens of each text.
+            prefix_indices: The index of the prefix of each text.
+            text_sequences: The tokens of each text.
 
         Returns:
             The last hidden states, [B, 1 + T, F], where T is the length of the longest text. Column 0 is for the last
             token of the prefix, and predicts the first token of the text. After an empty prefix it has no meaning.
             Column 1 is for the first token of the text, and predicts the second one, and so on.
         """
-        paths = [self.paths[index] for index in batch]  # the numbers of the cached tokens of each text's prefix
+        # For each text, the numbers of the cached tokens of its prefix.
+        paths = [self.node_paths[index] for index in prefix_indices]
+
         if self.node_features is None:  # all prefixes are empty, so that no tokens are cached
-            text_features = self._run_texts(texts, paths)  # [B, T, F]
+            text_features = self._compute_text_features(text_sequences, paths)  # [B, T, F]
             return F.pad(text_features, (0, 0, 1, 0))  # adds zeros as column 0
 
         prefix_features = _select_last_features(self.node_features, paths)  # [B, 1, F]
-        if not any(texts):  # all texts are empty
+        all_texts_are_empty = not any(text_sequences)
+        if all_texts_are_empty:
             return prefix_features
-        return torch.cat([prefix_features, self._run_texts(texts, paths)], 1)
 
-    def _run_texts(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
+        text_features = self._compute_text_features(text_sequences, paths)  # [B, T, F]
+        return torch.cat([prefix_features, text_features], 1)
+
+    def _compute_text_features(
+        self, text_sequences: Sequence[Sequence[int]], node_paths: Sequence[Sequence[int]]
+    ) -> Tensor:
         """Run B texts through the model, each after its cached prefix.
 
         Args:
-            texts: The tokens of each text.
-            paths: The prefix of each text, as the numbers of its tokens in the cache (`layers`).
+            text_sequences: The tokens of each text.
+            node_paths: The prefix of each text, as the numbers of its tokens in the cache.
 
         Returns:
             The last hidden states, [B, T, F], where T is the length of the longest text.
         """
-        ids = pad_sequences(texts, self.backbone.device)  # [B, T]
-        prefix_nodes = pad_sequences(paths, ids.device)  # [B, N], where N is the length of the longest prefix
+        input_ids = pad_sequences(text_sequences, self.backbone.device)  # [B, T]
+        prefix_nodes = pad_sequences(node_paths, input_ids.device)  # [B, N], where N is the longest prefix's length
         all_prefixes_are_empty = prefix_nodes.shape[1] == 0
         if all_prefixes_are_empty:
-            return self.backbone.features(ids)
+            return self.backbone.compute_features(input_ids)
 
-        visibility = self._build_text_visibility(texts, paths)  # says which keys each token attends to
-        attend = _TextAttention(self.layers, prefix_nodes, visibility)
-        positions = visibility.queries  # [B, T], the position of each token, counted from the beginning of its prefix
-        return self.backbone.features(ids, positions, attend)
+        visibility = self._build_text_visibility(text_sequences, node_paths)  # decides which keys each token sees
+        text_attention = _TextAttention(self.keys_and_values_by_layer, prefix_nodes, visibility)
+        positions = visibility.query_positions  # [B, T], counted from the beginning of the prefix
+        return self.backbone.compute_features(input_ids, positions, text_attention)
 
-    def _build_text_visibility(self, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Visibility:
+    def _build_text_visibility(
+        self, text_sequences: Sequence[Sequence[int]], node_paths: Sequence[Sequence[int]]
+    ) -> Visibility:
         """Describe which keys the tokens of B texts attend to: their prefix, and their text up to the token itself.
 
         The keys have N columns for the tokens of the longest prefix, and then T columns for those of the longest text.
 
         Args:
-            texts: The tokens of each text.
-            paths: The prefix of each text, as the numbers of its tokens in the cache. Only their count matters here.
+            text_sequences: The tokens of each text.
+            node_paths: The prefix of each text, as the numbers of its tokens in the cache. Only their count matters
+                here.
         """
         device = self.backbone.device
-        lengths = [len(path) for path in paths]
-        prefix_lengths = on_device(lengths, device)[:, None]  # [B, 1]
+        lengths = [len(path) for path in node_paths]
+        prefix_lengths = create_tensor(lengths, device)[:, None]  # [B, 1]
         prefix_positions = torch.arange(max(lengths), device=device)  # [N]
-        text_positions = _compute_text_positions(texts, prefix_lengths)  # [B, T]
-        key_positions = torch.cat([prefix_positions.expand(len(texts), -1), text_positions], 1)  # [B, N + T]
+        text_positions = _compute_text_positions(text_sequences, prefix_lengths)  # [B, T]
+        key_positions = torch.cat([prefix_positions.expand(len(text_sequences), -1), text_positions], 1)  # [B, N + T]
 
-        # [B, T, N + T], hides the padding of shorter prefixes too
-        mask = _build_attention_mask(prefix_lengths, prefix_positions, text_width=text_positions.shape[1])
+        # The mask also hides the padding of shorter prefixes.
+        text_width = text_positions.shape[1]
+        attention_mask = _build_attention_mask(prefix_lengths, prefix_positions, text_width=text_width)  # [B, T, N + T]
         return Visibility(
-            queries=text_positions,
-            keys=key_positions,
-            longest=_measure_longest_sequence(paths, texts),
+            query_positions=text_positions,
+            key_positions=key_positions,
+            longest_sequence_length=_measure_longest_sequence(node_paths, text_sequences),
             dtype=self.backbone.model.dtype,
-            seen=mask,
+            attention_mask=attention_mask,
         )
 
 
-def _measure_longest_sequence(prefixes: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> int:
-    """Return the tokens of the longest prefix with its text."""
-    return max(len(prefix) + len(text) for prefix, text in zip(prefixes, texts, strict=True))
+def _measure_longest_sequence(
+    prefix_sequences: Sequence[Sequence[int]], text_sequences: Sequence[Sequence[int]]
+) -> int:
+    """Return the number of tokens of the longest pair of a prefix and its text."""
+    return max(len(prefix) + len(text) for prefix, text in zip(prefix_sequences, text_sequences, strict=True))
 
 
-def _compute_text_positions(texts: Sequence[Sequence[int]], prefix_lengths: Tensor) -> Tensor:
+def _compute_text_positions(text_sequences: Sequence[Sequence[int]], prefix_lengths: Tensor) -> Tensor:
     """Compute the position of each token of B texts, counted from the beginning of the prefix before it.
 
     Args:
-        texts: The tokens of each text.
+        text_sequences: The tokens of each text.
         prefix_lengths: The number of tokens of each prefix, [B, 1].
 
     Returns:
         The positions, [B, T], where T is the length of the longest text. Padding has the position of the text's last
         token, because later positions may lie beyond the last one that the model knows.
     """
-    tokens = torch.arange(max(map(len, texts)), device=prefix_lengths.device)  # [T]
-    last_tokens = on_device([max(0, len(text) - 1) for text in texts], tokens.device)[:, None]  # [B, 1]
-    return prefix_lengths + torch.minimum(tokens, last_tokens)
+    longest_length = max(map(len, text_sequences))
+    token_indices = torch.arange(longest_length, device=prefix_lengths.device)  # [T]
+
+    last_indices = [max(0, len(text) - 1) for text in text_sequences]
+    last_index_column = create_tensor(last_indices, prefix_lengths.device)[:, None]  # [B, 1]
+    return prefix_lengths + torch.minimum(token_indices, last_index_column)
 
 
-def _select_last_features(node_features: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+def _select_last_features(node_features: Tensor, node_paths: Sequence[Sequence[int]]) -> Tensor:
     """Select the features of the last token of each prefix.
 
     Args:
         node_features: The features of each cached token, [nodes, F].
-        paths: The prefixes, each as the numbers of its tokens in the cache.
+        node_paths: The prefixes, each as the numbers of its tokens in the cache.
 
     Returns:
         The features, [B, 1, F]. For an empty prefix they belong to any token, and have no meaning.
     """
     any_node = 0
-    last_nodes = [path[-1] if path else any_node for path in paths]
-    return node_features[on_device(last_nodes, node_features.device)][:, None]
+    last_nodes = [path[-1] if path else any_node for path in node_paths]
+    return node_features[create_tensor(last_nodes, node_features.device)][:, None]
 
 
 class TreePass:
@@ -317,33 +357,36 @@ class TreePass:
     [5, 6] and [5, 7] are a tree of three nodes with tokens [5, 6, 7] and positions [0, 1, 1]: node 2 attends to nodes 0
     and 2.
 
-    - `trees`: the trees.
-    - `ids` [trees, width]: the tokens of their nodes, padded.
-    - `rows`, `columns` [nodes]: where each node is in `ids`, tree by tree.
+    Attributes:
+        trees: The trees.
+        input_ids: The tokens of their nodes, padded, [trees, width].
+        node_rows: The row of each node in `input_ids`, tree by tree, [nodes].
+        node_columns: The column of each node in `input_ids`, tree by tree, [nodes].
     """
 
     def __init__(self, trees: Sequence[PrefixTree], device: torch.device) -> None:
         self.trees = trees
-        self.ids = pad_sequences([tree.tokens for tree in trees], device)
+        self.input_ids = pad_sequences([tree.token_ids for tree in trees], device)
         cells = []  # pairs of row and column
         for row, tree in enumerate(trees):
-            cells += [(row, node) for node in range(len(tree.tokens))]
-        self.rows, self.columns = on_device(cells, device).T
+            cells += [(row, node) for node in range(len(tree.token_ids))]
+        self.node_rows, self.node_columns = create_tensor(cells, device).T
 
-    def run(self, backbone: Backbone, passes: PassesByLayer) -> Tensor:
+    def run_trees(self, backbone: Backbone, passes_by_layer: PassesByLayer) -> Tensor:
         """Run the trees through the model.
 
         Args:
             backbone: The model.
-            passes: Gets the keys and values of the nodes appended, for each layer.
+            passes_by_layer: Gets the keys and values of the nodes appended, for each layer.
 
         Returns:
             The features of all nodes, tree by tree, [nodes, F].
         """
         visibility = self._build_visibility(backbone.model.dtype)
-        attend = _TreeAttention(self.rows, self.columns, visibility, passes)
-        features = backbone.features(self.ids, visibility.queries, attend)  # [trees, width, F]
-        return features[self.rows, self.columns]
+        tree_attention = _TreeAttention(self.node_rows, self.node_columns, visibility, passes_by_layer)
+        positions = visibility.query_positions  # [trees, width]
+        features = backbone.compute_features(self.input_ids, positions, tree_attention)  # [trees, width, F]
+        return features[self.node_rows, self.node_columns]
 
     def _build_visibility(self, dtype: torch.dtype) -> Visibility:
         """Describe which nodes each node of the trees attends to: itself and the nodes above it.
@@ -351,22 +394,22 @@ class TreePass:
         A node is a token, and the way to it from the root of its tree is a sequence. So the position of the token in
         the sequence is the number of nodes above it.
         """
-        width = self.ids.shape[1]  # the number of nodes of the largest tree, to which the others are padded
-        masks = np.stack([tree.visible(width) for tree in self.trees])  # [trees, width, width]
+        width = self.input_ids.shape[1]  # the number of nodes of the largest tree, to which the others are padded
+        masks = np.stack([tree.build_attention_mask(width) for tree in self.trees])  # [trees, width, width]
 
-        depths = [tree.depths for tree in self.trees]  # how many nodes are above each node
-        positions = pad_sequences(depths, self.ids.device)  # [trees, width]
+        depths = [tree.node_depths for tree in self.trees]  # how many nodes are above each node
+        positions = pad_sequences(depths, self.input_ids.device)  # [trees, width]
         longest_sequence = 1 + max(map(max, depths))
         return Visibility(
-            queries=positions,
-            keys=positions,
-            longest=longest_sequence,
+            query_positions=positions,
+            key_positions=positions,
+            longest_sequence_length=longest_sequence,
             dtype=dtype,
-            seen=on_device(masks, self.ids.device, torch.bool),
+            attention_mask=create_tensor(masks, self.input_ids.device, torch.bool),
         )
 
 
-def _number_paths(forest: Forest, tree_order: Sequence[int]) -> list[list[int]]:
+def _renumber_paths(forest: Forest, tree_order: Sequence[int]) -> list[list[int]]:
     """Renumber the nodes of all sequences, so that each number occurs only once in the forest.
 
     In the forest's paths the nodes of every tree are numbered from 0. Here they are numbered through all trees.
@@ -385,21 +428,26 @@ def _number_paths(forest: Forest, tree_order: Sequence[int]) -> list[list[int]]:
     next_number = 0
     for tree in tree_order:
         first_number_of_tree[tree] = next_number
-        next_number += len(forest.trees[tree].tokens)
+        next_number += len(forest.trees[tree].token_ids)
 
     paths = []
-    for path in forest.paths:
-        paths.append([first_number_of_tree[path.tree] + node for node in path.nodes])
+    for path in forest.tree_paths:
+        paths.append([first_number_of_tree[path.tree_index] + node for node in path.nodes])
     return paths
 
 
-def _join_passes(passes: PassesByLayer) -> dict[int, KeysAndValues]:
-    """Join the keys and values of all passes, layer by layer. Empties `passes`, so that memory is free early."""
-    layers = {}
-    for layer in list(passes):
-        keys, values = zip(*passes.pop(layer), strict=True)  # frees a layer's parts before the next layer is joined
-        layers[layer] = KeysAndValues(torch.cat(keys), torch.cat(values))
-    return layers
+def _join_passes(passes_by_layer: PassesByLayer) -> dict[int, KeysAndValues]:
+    """Join the keys and values of all passes, layer by layer.
+
+    Args:
+        passes_by_layer: The keys and values of each pass, by layer. It is emptied, so that memory is free early.
+    """
+    joined_by_layer = {}
+    for layer in list(passes_by_layer):
+        # `pop` frees the parts of a layer before the next layer is joined.
+        keys, values = zip(*passes_by_layer.pop(layer), strict=True)
+        joined_by_layer[layer] = KeysAndValues(torch.cat(keys), torch.cat(values))
+    return joined_by_layer
 
 
 def _build_attention_mask(prefix_lengths: Tensor, prefix_positions: Tensor, *, text_width: int) -> Tensor:
@@ -414,14 +462,15 @@ def _build_attention_mask(prefix_lengths: Tensor, prefix_positions: Tensor, *, t
         For each token of a text and each token of prefix and text, True if the first attends to the second,
         [B, T, N + T]. A token attends to the whole prefix, and to the text up to itself.
     """
-    batch = len(prefix_lengths)
-    text_tokens = torch.arange(text_width, device=prefix_positions.device)  # [T]
+    text_count = len(prefix_lengths)
+    token_indices = torch.arange(text_width, device=prefix_positions.device)  # [T]
 
     is_in_prefix = prefix_positions < prefix_lengths  # [B, N], False for padding
-    is_not_later = text_tokens[:, None] >= text_tokens  # [T, T]
+    is_not_later = token_indices[:, None] >= token_indices  # [T, T]
 
-    sees_prefix = is_in_prefix[:, None].expand(batch, text_width, -1)  # [B, T, N], the same for all tokens of a text
-    sees_text = is_not_later.expand(batch, text_width, -1)  # [B, T, T], the same for all texts
+    # The first is the same for all tokens of a text, the second for all texts.
+    sees_prefix = is_in_prefix[:, None].expand(text_count, text_width, -1)  # [B, T, N]
+    sees_text = is_not_later.expand(text_count, text_width, -1)  # [B, T, T]
     return torch.cat([sees_prefix, sees_text], -1)
 
 
@@ -429,41 +478,65 @@ def _build_attention_mask(prefix_lengths: Tensor, prefix_positions: Tensor, *, t
 class _TreeAttention:
     """Attention within trees, which also stores the keys and values of their nodes.
 
-    - `rows`, `columns` [nodes]: where each node is in the pass.
-    - `visibility`: which nodes each node attends to.
-    - `passes`: gets the keys and values of each layer.
+    Attributes:
+        node_rows: The row of each node in the pass, [nodes].
+        node_columns: The column of each node in the pass, [nodes].
+        visibility: Which nodes each node attends to.
+        passes_by_layer: The keys and values of each pass, by layer, to which those of this pass are appended.
     """
 
-    rows: Tensor
-    columns: Tensor
+    node_rows: Tensor
+    node_columns: Tensor
     visibility: Visibility
-    passes: PassesByLayer
+    passes_by_layer: PassesByLayer
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend from each node to those above it; all are [trees, heads, width, D]."""
-        of_nodes = KeysAndValues(keys[self.rows, :, self.columns], values[self.rows, :, self.columns])
-        self.passes[layer.number].append(of_nodes)
-        return attention(layer, queries, keys, values, self.visibility.bias(layer))
+        """Compute the attention of each node to itself and the nodes above it, and store its key and value.
+
+        Queries, keys, values and the output are [trees, heads, width, D]: each tree of the pass is a row, padded to
+        `width` nodes.
+        """
+        # Take out the nodes, without padding, by the row and the column of each.
+        node_keys = keys[self.node_rows, :, self.node_columns]  # [nodes, H_kv, D]
+        node_values = values[self.node_rows, :, self.node_columns]
+        # A list for each layer, with an entry per pass.
+        self.passes_by_layer[layer.index].append(KeysAndValues(node_keys, node_values))
+
+        attention_bias = self.visibility.get_attention_bias(layer)
+        return compute_masked_attention(layer, queries, keys, values, attention_bias)
 
 
 @dataclass(frozen=True, eq=False)
 class _TextAttention:
     """Attention of texts to the cached nodes of their prefixes, and then to their own tokens.
 
-    - `layers`: by layer, the keys and values of all nodes.
-    - `nodes` [B, N]: the nodes of each text's prefix, padded.
-    - `visibility`: which nodes and tokens each token attends to.
+    Attributes:
+        keys_and_values_by_layer: By layer, the keys and values of all nodes.
+        prefix_nodes: The nodes of each text's prefix, padded, [B, N].
+        visibility: Which nodes and tokens each token attends to.
     """
 
-    layers: dict[int, KeysAndValues]
-    nodes: Tensor
+    keys_and_values_by_layer: dict[int, KeysAndValues]
+    prefix_nodes: Tensor
     visibility: Visibility
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend to prefix and text; queries are [B, H, T, D], keys and values of the texts [B, H_kv, T, D]."""
-        cached = self.layers[layer.number]
-        node_keys = cached.keys[self.nodes].transpose(1, 2)  # [B, H_kv, N, D]
-        node_values = cached.values[self.nodes].transpose(1, 2)
-        all_keys = torch.cat([node_keys, keys], 2)  # [B, H_kv, N + T, D]
-        all_values = torch.cat([node_values, values], 2)
-        return attention(layer, queries, all_keys, all_values, self.visibility.bias(layer))
+        """Compute the attention of the tokens of B texts to their prefixes and texts.
+
+        Args:
+            layer: The layer that calls this.
+            queries: The queries of the texts, [B, H, T, D].
+            keys: The keys of the texts, [B, H_kv, T, D].
+            values: The values of the texts, in the shape of the keys.
+
+        Returns:
+            The attended values, [B, H, T, D].
+        """
+        cached = self.keys_and_values_by_layer[layer.index]
+        prefix_keys = cached.keys[self.prefix_nodes].transpose(1, 2)  # [B, H_kv, N, D]
+        prefix_values = cached.values[self.prefix_nodes].transpose(1, 2)
+
+        all_keys = torch.cat([prefix_keys, keys], 2)  # [B, H_kv, N + T, D]
+        all_values = torch.cat([prefix_values, values], 2)
+        attention_bias = self.visibility.get_attention_bias(layer)
+        return compute_masked_attention(layer, queries, all_keys, all_values, attention_bias)

@@ -14,21 +14,21 @@ from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.model_cache import CacheUse, ModelCache, ModelCacheBranches, ModelCacheTexts
 from toolformer_dag.model.shared_keys import CachedBranches, CachedPrompt, CachedTexts
 from toolformer_dag.model.trials import (
-    SAME_ORDER_TOLERANCES,
-    TOLERANCES,
-    TRIAL,
-    agrees,
+    LOGIT_TOLERANCES,
+    SAME_ORDER_LOGIT_TOLERANCES,
+    TRIAL_TOKEN_COUNT,
+    are_logits_close,
     compute_logits_or_none,
     compute_model_logits,
-    exact_products,
+    use_exact_products,
 )
 
 _log = logging.getLogger(__name__)
 
-SHARED = "shared keys"
+SHARED_KEYS = "shared keys"
 OWN_CACHE = "own cache"
 RECOMPUTED = "recomputed"
-GREEDY_TOKENS = 32
+INITIAL_GREEDY_TOKENS = 32
 """Tokens of a greedy row for which the cache has space at first; it is doubled where they do not suffice."""
 
 
@@ -36,54 +36,57 @@ GREEDY_TOKENS = 32
 class Sharing:
     """How sequences with a common beginning share the work on it.
 
-    - `method`: `shared keys`, where the keys of the beginning are computed and stored once; `own cache`, where they are
-      computed once and copied for each sequence, in the model's own cache; or `recomputed`, where every sequence runs
-      in full at each token.
-    - `cache`: how the model's own cache is used; None for `shared keys`.
+    Attributes:
+        method: `shared keys`, where the keys of the beginning are computed and stored once; `own cache`, where they are
+            computed once and copied for each sequence, in the model's own cache; or `recomputed`, where every sequence
+            runs in full at each token.
+        cache_use: How the model's own cache is used, or None for `shared keys`.
     """
 
     method: str
-    cache: CacheUse | None = None
+    cache_use: CacheUse | None = None
 
-    def prompt(self, backbone: Backbone, ids: Sequence[int]) -> "Prompt":
+    def run_prompt(self, backbone: Backbone, prompt_ids: Sequence[int]) -> "Prompt":
         """Run the common beginning of some texts, and cache its keys.
 
         Args:
             backbone: The model.
-            ids: The tokens of the beginning.
+            prompt_ids: The tokens of the beginning.
         """
-        if self.cache is None:
-            return CachedPrompt(backbone, ids)
+        if self.cache_use is None:  # our own attention reads keys that are stored once
+            return CachedPrompt(backbone, prompt_ids)
 
-        prompt = ModelCache(backbone, self.cache, rows=1)
-        prompt.run([ids])
+        # The model's own cache, which may hold only the tokens (`recomputes_rows`).
+        prompt = ModelCache(backbone, self.cache_use, row_count=1)
+        prompt.run_sequences([prompt_ids])
         return prompt
 
-    def rows(self, backbone: Backbone) -> "Branches":
+    def create_branch_cache(self, backbone: Backbone) -> "Branches":
         """Prepare to run whole sequences, which share no prompt.
 
         Returns:
-            An object without branches. Its `add` runs sequences and starts a branch at the end of each.
+            An object without branches. Its `add_sequences` runs sequences and starts a branch at the end of each.
         """
-        if self.cache is None:
+        if self.cache_use is None:  # our own attention reads keys that are stored once
             empty_prompt = CachedPrompt(backbone, [])
-            texts = empty_prompt.texts(slots=0, width=0)
-            return texts.branches(capacity=0, max_tokens=GREEDY_TOKENS)
+            texts = empty_prompt.create_text_cache(slot_count=0, max_text_tokens=0)
+            return texts.create_branch_cache(max_branches=0, max_tokens=INITIAL_GREEDY_TOKENS)
 
-        prompt = ModelCache(backbone, self.cache, rows=1)  # no tokens run in it
+        # The model's own cache, which may hold only the tokens (`recomputes_rows`).
+        prompt = ModelCache(backbone, self.cache_use, row_count=1)  # no tokens run in it
         return ModelCacheBranches(ModelCacheTexts(prompt))
 
 
-OWN_CACHES = [
-    Sharing(OWN_CACHE, CacheUse(chunks=True, batching="any")),
-    Sharing(OWN_CACHE, CacheUse(chunks=True, batching="equal_length")),
-    Sharing(OWN_CACHE, CacheUse(chunks=True, batching="single")),
-    Sharing(OWN_CACHE, CacheUse(chunks=False, batching="any")),
-    Sharing(OWN_CACHE, CacheUse(chunks=False, batching="equal_length")),
-    Sharing(OWN_CACHE, CacheUse(chunks=False, batching="single")),
+OWN_CACHE_SHARINGS = [
+    Sharing(OWN_CACHE, CacheUse(can_run_chunks=True, batching="any")),
+    Sharing(OWN_CACHE, CacheUse(can_run_chunks=True, batching="equal_length")),
+    Sharing(OWN_CACHE, CacheUse(can_run_chunks=True, batching="single")),
+    Sharing(OWN_CACHE, CacheUse(can_run_chunks=False, batching="any")),
+    Sharing(OWN_CACHE, CacheUse(can_run_chunks=False, batching="equal_length")),
+    Sharing(OWN_CACHE, CacheUse(can_run_chunks=False, batching="single")),
 ]
 """How a model's own cache may be used, from the fastest to the slowest."""
-RECOMPUTING = Sharing(RECOMPUTED, CacheUse(chunks=True, batching="equal_length", recomputes=True))
+RECOMPUTED_SHARING = Sharing(RECOMPUTED, CacheUse(can_run_chunks=True, batching="equal_length", recomputes_rows=True))
 """Nothing is shared: every sequence runs in full at each token."""
 Prompt = CachedPrompt | ModelCache
 """The common beginning of some texts, after it ran."""
@@ -93,7 +96,7 @@ Branches = CachedBranches | ModelCacheBranches
 """Continuations of texts, which grow token by token."""
 
 
-def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Sharing:
+def choose_sharing(backbone: Backbone, name: str, trial_token_ids: Sequence[int]) -> Sharing:
     """Choose the fastest way to run sequences with a common beginning that does not change the model's logits.
 
     The ways are tried on a short text, from the fastest to the slowest. `backbone` is changed to run as chosen. The
@@ -102,42 +105,42 @@ def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Shar
     Args:
         backbone: The model.
         name: The name of the model, for the log.
-        tokens: Tokens of ordinary text from `list_trial_tokens`. The first TRIAL of them are used.
+        trial_token_ids: Tokens of ordinary text from `list_trial_token_ids`. Only the first TRIAL_TOKEN_COUNT are used.
     """
-    sharing = _choose_by_trial(backbone, tokens[:TRIAL])  # also changes `backbone`
+    sharing = _choose_by_trial(backbone, trial_token_ids[:TRIAL_TOKEN_COUNT])  # also changes `backbone`
     model_description = f"{name!r} ({type(backbone.model).__name__})"
     _log_choice(sharing, model_description)
     return sharing
 
 
-def _log_choice(sharing: Sharing, model: str) -> None:
+def _log_choice(sharing: Sharing, model_description: str) -> None:
     """Log how sequences share the work on their common beginning, as a warning if it costs time or memory."""
-    if sharing.method == SHARED:
-        _log.info("%s: the keys of prompt and text are computed and stored once for all samples", model)
-    elif sharing.cache is not None and sharing.method == OWN_CACHE:
+    if sharing.method == SHARED_KEYS:
+        _log.info("%s: the keys of prompt and text are computed and stored once for all samples", model_description)
+    elif sharing.cache_use is not None and sharing.method == OWN_CACHE:
         _log.warning(
             "%s: its attention cannot be replaced, so its own cache serves: no token is computed twice, but every "
             "sample holds a copy of the keys of prompt and text%s",
-            model,
-            _describe_cache_costs(sharing.cache),
+            model_description,
+            _describe_cache_costs(sharing.cache_use),
         )
     else:  # RECOMPUTED: nothing is shared
         _log.warning(
             "%s: its cache changes its logits, so prompt and text are recomputed for every token of every sample, "
             "which is slow; use another model where you can",
-            model,
+            model_description,
         )
 
 
-def _describe_cache_costs(cache: CacheUse) -> str:
+def _describe_cache_costs(cache_use: CacheUse) -> str:
     """Describe the further costs of using a model's own cache, as the end of a sentence. Empty if there are none."""
-    batching_cost = "" if cache.batching == "any" else ", and few samples run together"
-    speed_cost = "" if cache.chunks else ", and a text runs one token at a time"
+    batching_cost = "" if cache_use.batching == "any" else ", and few samples run together"
+    speed_cost = "" if cache_use.can_run_chunks else ", and a text runs one token at a time"
     return batching_cost + speed_cost
 
 
-@exact_products()
-def _choose_by_trial(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
+@use_exact_products()
+def _choose_by_trial(backbone: Backbone, trial_token_ids: Sequence[int]) -> Sharing:
     """Try the ways to share work from the fastest to the slowest, until one reproduces the model's own logits.
 
     The last way, to share nothing, is taken without a trial.
@@ -145,100 +148,105 @@ def _choose_by_trial(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
     Args:
         backbone: The model. It is changed to run as chosen: whole or split into body and head, and with its own
             attention or with ours.
-        tokens: The tokens of the trial.
+        trial_token_ids: The tokens of the trial.
     """
-    expected = compute_model_logits(backbone.model, tokens)  # [T, V]
+    expected = compute_model_logits(backbone.model, trial_token_ids)  # [T, V]
     backbone.uses_custom_attention = False
 
-    # 1. Shared keys: our attention replaces the model's, so that keys are computed and stored once.
-    if _set_working_body(backbone, tokens, expected):
+    # 1. Shared keys: our attention replaces the model's, so that keys are computed and stored once. For this the model
+    # has to run as a body and a head, one after the other, with the same logits.
+    if _split_into_working_body(backbone, trial_token_ids, expected):
         backbone.uses_custom_attention = True
-        if _custom_attention_agrees(backbone, tokens, expected):
-            return Sharing(SHARED)
+        if _does_custom_attention_agree(backbone, trial_token_ids, expected):
+            return Sharing(SHARED_KEYS)
         backbone.uses_custom_attention = False
     else:
-        backbone.run_whole_model()
+        backbone.stop_splitting_model()
 
     # 2. The model's own cache, with a copy of the keys for each sequence.
-    own_cache = _find_agreeing_cache(backbone, tokens, expected)
+    own_cache = _find_agreeing_cache(backbone, trial_token_ids, expected)
     if own_cache is not None:
         return own_cache
 
     # 3. Nothing is shared: every sequence runs in full at each token.
-    return RECOMPUTING
+    return RECOMPUTED_SHARING
 
 
-def _find_agreeing_cache(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> Sharing | None:
+def _find_agreeing_cache(backbone: Backbone, trial_token_ids: Sequence[int], expected_logits: Tensor) -> Sharing | None:
     """Find the fastest use of the model's own cache that does not change the model's logits.
+
+    In the trial, a text is continued after all of its tokens, and after some of them. The logits of these
+    continuations (branches) are compared with those that the model computes without a cache.
 
     Args:
         backbone: The model.
-        tokens: The tokens of the trial.
-        expected: The logits that the model computes for them without a cache, [T, V].
+        trial_token_ids: The tokens of the trial.
+        expected_logits: The logits that the model computes for them without a cache, [T, V].
 
     Returns:
-        The first of OWN_CACHES that passes the trial. None if none does.
+        The first of OWN_CACHE_SHARINGS that passes the trial. None if none does.
     """
-    expected_of_branches = _compute_expected_logits(backbone.model, tokens, expected)
-    tolerance = TOLERANCES[backbone.model.dtype]
+    expected_branch_logits = _compute_expected_branch_logits(backbone.model, trial_token_ids, expected_logits)
+    tolerance = LOGIT_TOLERANCES[backbone.model.dtype]
 
-    for sharing in OWN_CACHES:  # from the fastest to the slowest
-        run_trial = partial(_run_branches, sharing.prompt, backbone, tokens)
+    for sharing in OWN_CACHE_SHARINGS:  # from the fastest to the slowest
+        run_trial = partial(_compute_branch_logits, sharing.run_prompt, backbone, trial_token_ids)
         logits = compute_logits_or_none(run_trial)  # None after an error, which agrees with nothing
-        if agrees(expected_of_branches, logits, tolerance):
+        if are_logits_close(expected_branch_logits, logits, tolerance):
             return sharing
     return None
 
 
-def _set_working_body(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
+def _split_into_working_body(backbone: Backbone, trial_token_ids: Sequence[int], expected_logits: Tensor) -> bool:
     """Look for a body of the model that, run apart from the head, gives the same logits as the whole model.
 
     Args:
         backbone: The model. Its `body` is set to the first module that works.
-        tokens: The tokens of the trial.
-        expected: The logits that the whole model computes for them, [T, V].
+        trial_token_ids: The tokens of the trial.
+        expected_logits: The logits that the whole model computes for them, [T, V].
 
     Returns:
         Whether such a body was found.
     """
-    tolerance = SAME_ORDER_TOLERANCES[backbone.model.dtype]
-    for body in backbone.bodies():
+    tolerance = SAME_ORDER_LOGIT_TOLERANCES[backbone.model.dtype]
+    for body in backbone.list_possible_bodies():
         backbone.body = body
-        logits = compute_logits_or_none(partial(_run_sequence, backbone, tokens))  # None after an error
-        if agrees(expected, logits, tolerance):
+        run_trial = partial(_compute_sequence_logits, backbone, trial_token_ids)
+        logits = compute_logits_or_none(run_trial)  # None after an error, which agrees with nothing
+        if are_logits_close(expected_logits, logits, tolerance):
             return True
     return False
 
 
-def _custom_attention_agrees(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
+def _does_custom_attention_agree(backbone: Backbone, trial_token_ids: Sequence[int], expected_logits: Tensor) -> bool:
     """Return whether the model gives the same logits with our attention, with and without cached keys.
 
     Args:
         backbone: The model, which uses our attention already.
-        tokens: The tokens of the trial.
-        expected: The logits that the model computes for them with its own attention, [T, V].
+        trial_token_ids: The tokens of the trial.
+        expected_logits: The logits that the model computes for them with its own attention, [T, V].
 
     Returns:
         Whether it does. False also if the model raises an error with our attention.
     """
-    tolerance = TOLERANCES[backbone.model.dtype]
+    tolerance = LOGIT_TOLERANCES[backbone.model.dtype]
 
     # Without cached keys. The logits are None after an error, and None agrees with nothing.
-    logits = compute_logits_or_none(partial(_run_sequence, backbone, tokens))
-    if not agrees(expected, logits, tolerance):
+    logits = compute_logits_or_none(partial(_compute_sequence_logits, backbone, trial_token_ids))
+    if not are_logits_close(expected_logits, logits, tolerance):
         return False
 
     # With cached keys.
-    branch_logits = compute_logits_or_none(partial(_run_branches, CachedPrompt, backbone, tokens))
-    expected_of_branches = _compute_expected_logits(backbone.model, tokens, expected)
-    return agrees(expected_of_branches, branch_logits, tolerance)
+    branch_logits = compute_logits_or_none(partial(_compute_branch_logits, CachedPrompt, backbone, trial_token_ids))
+    expected_branch_logits = _compute_expected_branch_logits(backbone.model, trial_token_ids, expected_logits)
+    return are_logits_close(expected_branch_logits, branch_logits, tolerance)
 
 
-def _run_sequence(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
+def _compute_sequence_logits(backbone: Backbone, token_ids: Sequence[int]) -> Tensor:
     """Compute the logits of a sequence in one pass, [T, V]."""
-    ids = pad_sequences([tokens], backbone.device)  # [1, T]
-    features = backbone.features(ids)  # [1, T, F]
-    return backbone.logits(features[0])
+    input_ids = pad_sequences([token_ids], backbone.device)  # [1, T]
+    features = backbone.compute_features(input_ids)  # [1, T, F]
+    return backbone.compute_logits(features[0])
 
 
 # A trial has 16 tokens. Sequences share its prompt, and some of them its text, as in real use:
@@ -248,109 +256,115 @@ def _run_sequence(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
 #     continuation                                   14 15
 #     long branch    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
 #     short branch   0 1 2 3 4 5 6 7 8               14 15
-PROMPT = 6
+PROMPT_TOKEN_COUNT = 6
 """Tokens of the prompt."""
-TEXT = 8
+TEXT_TOKEN_COUNT = 8
 """Tokens of the text."""
-SHORT = 3
+SHORT_TEXT_TOKEN_COUNT = 3
 """Tokens of the text that the short branch continues."""
 
 
-def _run_branches(
-    run_prompt: Callable[[Backbone, Sequence[int]], Prompt], backbone: Backbone, tokens: Sequence[int]
+def _compute_branch_logits(
+    run_prompt: Callable[[Backbone, Sequence[int]], Prompt], backbone: Backbone, trial_token_ids: Sequence[int]
 ) -> Tensor:
     """Compute the logits of the trial with a cache.
 
-    The same two tokens continue the text three times: after all of it, after its first SHORT tokens, and after all of
-    it again. These continuations are called branches.
+    The same two tokens continue the text three times: after all of it, after its first SHORT_TEXT_TOKEN_COUNT tokens,
+    and after all of it again. These continuations are called branches. The first and the third share a cached text, as
+    samples do in use.
 
     Args:
         run_prompt: Runs a prompt and caches its keys, in the way that is on trial.
         backbone: The model.
-        tokens: The TRIAL tokens: those of the prompt, of the text, and of the continuation.
+        trial_token_ids: The TRIAL_TOKEN_COUNT tokens: those of the prompt, of the text, and of the continuation.
 
     Returns:
         The logits of the text's tokens, then of the first token of each branch, then of the second token of each
-        branch, [TEXT + 6, V].
+        branch, [TEXT_TOKEN_COUNT + 6, V].
     """
-    text_end = PROMPT + TEXT
-    prompt_tokens = tokens[:PROMPT]
-    text = tokens[PROMPT:text_end]
-    continuation = tokens[text_end:]
+    text_end = PROMPT_TOKEN_COUNT + TEXT_TOKEN_COUNT
+    prompt_tokens = trial_token_ids[:PROMPT_TOKEN_COUNT]
+    text = trial_token_ids[PROMPT_TOKEN_COUNT:text_end]
+    continuation = trial_token_ids[text_end:]
 
     prompt = run_prompt(backbone, prompt_tokens)
-    texts = prompt.texts(slots=2, width=TEXT + 1)
+    # One slot is for the text, the other for its beginning. After each runs a token more, which no branch may see.
+    texts = prompt.create_text_cache(slot_count=2, max_text_tokens=TEXT_TOKEN_COUNT + 1)
 
-    features_of_text = _run_text(texts, text=text, other_token=prompt_tokens[0])
+    features_of_text = _run_text(texts, text_ids=text, other_token_id=prompt_tokens[0])
     features_of_steps = _run_continuation(texts, continuation)  # [3, F] for each of the two tokens
-    return backbone.logits(torch.cat([features_of_text, *features_of_steps]))
+    return backbone.compute_logits(torch.cat([features_of_text, *features_of_steps]))
 
 
-def _run_text(texts: Texts, *, text: Sequence[int], other_token: int) -> Tensor:
+def _run_text(cached_texts: Texts, *, text_ids: Sequence[int], other_token_id: int) -> Tensor:
     """Run the text of the trial in slot 0, and the beginning of it in slot 1.
 
-    One more token runs after the last that a branch continues, in both slots. No branch may see it.
+    Each slot gets one token more than its branches continue: `other_token_id` in slot 0, and the text's own next token
+    in slot 1. A branch that sees this token has other logits, and so the trial fails.
 
     Args:
-        texts: The cache that is on trial.
-        text: The tokens of the text.
-        other_token: The token to run after the whole text.
+        cached_texts: The cache that is on trial.
+        text_ids: The tokens of the text.
+        other_token_id: The token to run after the whole text.
 
     Returns:
-        The features of the text, without the other token, [TEXT, F].
+        The features of the text, without the other token, [TEXT_TOKEN_COUNT, F].
     """
-    text_and_more = [*text, other_token]
-    beginning_and_more = list(text[: SHORT + 1])
-    features = texts.features([0, 1], [text_and_more, beginning_and_more], first=0)  # [2, TEXT + 1, F]
-    return features[0, :TEXT]
+    extended_text = [*text_ids, other_token_id]
+    extended_beginning = list(text_ids[: SHORT_TEXT_TOKEN_COUNT + 1])
+    token_sequences = [extended_text, extended_beginning]
+    features = cached_texts.run_texts([0, 1], token_sequences, first_token_index=0)  # [2, TEXT_TOKEN_COUNT + 1, F]
+    return features[0, :TEXT_TOKEN_COUNT]
 
 
-def _run_continuation(texts: Texts, continuation: Sequence[int]) -> list[Tensor]:
+def _run_continuation(cached_texts: Texts, continuation_ids: Sequence[int]) -> list[Tensor]:
     """Run a long branch, the short one, and a long one again, one token per step.
 
     Args:
-        texts: The cache that is on trial, with the texts that the branches continue.
-        continuation: The tokens of every branch.
+        cached_texts: The cache that is on trial, with the texts that the branches continue.
+        continuation_ids: The tokens of every branch.
 
     Returns:
         The features of the three branches for each step, [3, F] each.
     """
-    branches = texts.branches(capacity=3, max_tokens=len(continuation))
-    branches.admit(slots=[0, 1, 0], tokens_before=[TEXT, SHORT, TEXT])
+    branches = cached_texts.create_branch_cache(max_branches=3, max_tokens=len(continuation_ids))
+    branches.start_branches(
+        slots=[0, 1, 0], token_counts_before=[TEXT_TOKEN_COUNT, SHORT_TEXT_TOKEN_COUNT, TEXT_TOKEN_COUNT]
+    )
 
     features_of_steps = []
-    for token in continuation:
+    for token in continuation_ids:
         same_token_for_each = torch.tensor([token] * 3, device=branches.device)
-        features_of_steps.append(branches.step(same_token_for_each))
+        features_of_steps.append(branches.run_next_tokens(same_token_for_each))
     return features_of_steps
 
 
-def _compute_expected_logits(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
+def _compute_expected_branch_logits(model: Any, trial_token_ids: Sequence[int], long_sequence_logits: Tensor) -> Tensor:
     """Compute the logits that a trial with a cache should give, by the model without a cache.
 
-    The long sequence is all of `tokens`: prompt, text and continuation. In the short sequence, the text is cut after
-    its first SHORT tokens.
+    The long sequence is all of `trial_token_ids`: prompt, text and continuation. In the short sequence, the text is cut
+    after its first SHORT_TEXT_TOKEN_COUNT tokens.
 
     Args:
         model: The model.
-        tokens: The TRIAL tokens.
-        whole: The logits of the long sequence, [T, V].
+        trial_token_ids: The TRIAL_TOKEN_COUNT tokens.
+        long_sequence_logits: The logits of the long sequence, [T, V].
 
     Returns:
-        Logits in the order of `_run_branches`, [TEXT + 6, V]:
+        Logits in the order of `_compute_branch_logits`, [TEXT_TOKEN_COUNT + 6, V]:
 
             0 to 7    the tokens of the text
             8 to 10   the first token of the continuation in the long sequence, the short one, and the long one again
             11 to 13  the second token of the continuation, in the same sequences
     """
-    text_end = PROMPT + TEXT
-    short_text_end = PROMPT + SHORT
-    continuation = tokens[text_end:]
+    text_end = PROMPT_TOKEN_COUNT + TEXT_TOKEN_COUNT
+    short_text_end = PROMPT_TOKEN_COUNT + SHORT_TEXT_TOKEN_COUNT
+    continuation = trial_token_ids[text_end:]
 
-    short_sequence = [*tokens[:short_text_end], *continuation]
+    short_sequence = [*trial_token_ids[:short_text_end], *continuation]
     short_logits = compute_model_logits(model, short_sequence)  # a row per token
 
-    rows = list(whole[PROMPT:text_end])
-    for long_row, short_row in zip(whole[text_end:], short_logits[short_text_end:], strict=True):
+    rows = list(long_sequence_logits[PROMPT_TOKEN_COUNT:text_end])
+    for long_row, short_row in zip(long_sequence_logits[text_end:], short_logits[short_text_end:], strict=True):
         rows += [long_row, short_row, long_row]
     return torch.stack(rows)

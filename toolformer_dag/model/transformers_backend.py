@@ -16,51 +16,68 @@ import torch
 import transformers
 from torch import Tensor
 
-from toolformer_dag.model.attention import on_device
+from toolformer_dag.model.attention import create_tensor
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
 from toolformer_dag.model.greedy_rows import GreedyBatch
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, CacheLimits, TokenBudget, estimate_token_budget
+from toolformer_dag.model.memory import (
+    CACHE_FILLS_PER_BATCH,
+    MAX_CACHED_PASSES,
+    CacheLimits,
+    TokenBudget,
+    estimate_token_budget,
+)
 from toolformer_dag.model.open_samples import CallSampling
 from toolformer_dag.model.prefixes import CachedPrefixes
 from toolformer_dag.model.proposing import ProposalBatch
 from toolformer_dag.model.sharing import Prompt, choose_sharing
-from toolformer_dag.model.trials import list_trial_tokens
+from toolformer_dag.model.trials import list_trial_token_ids
 from toolformer_dag.settings.model_settings import SamplingSettings
 
 
 class RunPrompt(NamedTuple):
-    """A prompt after it ran.
+    """A prompt that the model has read.
 
-    - `ids`: its tokens.
-    - `cached`: the prompt with its keys cached.
+    Attributes:
+        token_ids: The tokens of the prompt.
+        cached_prompt: The cache with the prompt's keys and values.
     """
 
-    ids: list[int]
-    cached: Prompt
+    token_ids: list[int]
+    cached_prompt: Prompt
 
 
 class TransformersBackend:
-    """A model of transformers; see `Backend`.
+    """A model of transformers that implements the interface `Backend`.
 
-    - `sharing`: how sequences with a common beginning share its work; chosen by a trial and logged.
-    - `budget`: the most tokens of a pass, padding included. The default follows from the free memory. It is halved
-      when memory runs out.
-    - Device, budget and order change results only by rounding.
+    Device, budget and order change results only by rounding.
+
+    Attributes:
+        sharing: How sequences with a common beginning share its work. It is chosen by a trial and logged.
+        token_budget: The maximum number of tokens in a pass, padding included. The default follows from the free
+            memory. It is halved when memory runs out.
     """
 
-    greedy_rows = 64
+    max_greedy_rows = 64
 
     @torch.inference_mode()
     def __init__(self, language_model: LanguageModel, *, token_budget: int | None = None) -> None:
+        """Choose by a trial on a short text how the model runs sequences with a common beginning.
+
+        Args:
+            language_model: The model with its tokenizer.
+            token_budget: The maximum number of tokens in a pass. None estimates it from the free memory.
+        """
         self.language_model = language_model
         self.context_length = language_model.context_length
-        self.counts = TokenCounts()
-        self.budget = TokenBudget(token_budget or estimate_token_budget(language_model.model, language_model.device))
-        self.backbone = Backbone(language_model.model, self.budget)
-        self.sharing = choose_sharing(self.backbone, language_model.name, list_trial_tokens(language_model.encoding))
-        self._last_prompt: RunPrompt | None = None
+        self.token_counts = TokenCounts()
+        self.token_budget = TokenBudget(
+            token_budget or estimate_token_budget(language_model.model, language_model.device)
+        )
+        self.backbone = Backbone(language_model.model, self.token_budget)
+        self.sharing = choose_sharing(self.backbone, language_model.name, list_trial_token_ids(language_model.encoding))
+        self._last_prompt: RunPrompt | None = None  # the prompt that ran last, whose keys stay cached
 
     @property
     def identity(self) -> str:
@@ -68,23 +85,23 @@ class TransformersBackend:
         return f"transformers {transformers.__version__}, {self.language_model.arithmetic}"
 
     @torch.inference_mode()
-    def propose(
+    def sample_calls(
         self,
-        prompt: Sequence[int],
+        prompt_ids: Sequence[int],
         texts: Sequence[TokenText],
-        start: Sequence[int],
+        call_start_ids: Sequence[int],
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
         """Sample tool calls in texts.
 
         The model computes the probability of ` [`, which begins a call, at every place of a text where a call may
-        stand. From these probabilities, the text's function `choose` selects the places where calls are sampled.
+        stand. From these probabilities, the text's function `choose_points` selects the places where calls are sampled.
 
         Args:
-            prompt: The tokens before each text. They run once, and stay cached until another prompt comes.
+            prompt_ids: The tokens before each text. They run once, and stay cached until another prompt comes.
             texts: The texts, with the places where a call may stand.
-            start: The tokens of ` [`.
+            call_start_ids: The tokens of ` [`.
             ends: Tells which tokens end a sample.
             sampling: Temperature, top_p and the maximum length of a call.
 
@@ -94,65 +111,84 @@ class TransformersBackend:
         Raises:
             ModelError: A single text does not fit into memory.
         """
-        run_prompt = self._run_prompt(prompt)
-        calls = CallSampling(start, ends, sampling)
-        sizes = [
-            self._count_stored_tokens(text, prompt_length=len(prompt), max_tokens=calls.max_tokens) for text in texts
-        ]
+        run_prompt = self._run_prompt(prompt_ids)
+        call_sampling = CallSampling(call_start_ids, ends, sampling)
+
+        stored_token_counts = []
+        for text in texts:
+            stored_token_counts.append(
+                self._count_stored_tokens(
+                    text, prompt_token_count=len(prompt_ids), max_branch_tokens=call_sampling.max_branch_tokens
+                )
+            )
 
         # Run the texts in batches of similar size, which become smaller when memory runs out.
-        return self.budget.run(
-            sizes,
-            partial(self._propose_batch, run_prompt, texts, calls),
-            share=self._budgets_per_batch,  # how many times the tokens of a pass a batch may store
-            lower="segment_tokens, k, m or max_call_tokens",  # settings that the error message names
+        return self.token_budget.run_in_batches(
+            stored_token_counts,
+            partial(self._sample_calls_of_batch, run_prompt, texts, call_sampling),
+            budgets_per_batch=self._budgets_per_batch,  # how many times the tokens of a pass a batch may store
+            settings_to_lower="segment_tokens, k, m or max_call_tokens",  # settings that the error message names
         )
 
     @property
     def _shares_keys(self) -> bool:
         """Return whether the keys of prompt and text are stored once, instead of copied for each sample."""
-        return self.sharing.cache is None
+        return self.sharing.cache_use is None
 
     @property
     def _budgets_per_batch(self) -> int:
-        """Return how many token budgets a batch may take; with shared keys, texts follow each other in the cache."""
-        return CACHE_PASSES * STREAMED if self._shares_keys else CACHE_PASSES
+        """Return how many token budgets a batch may take. With shared keys, texts follow each other in the cache."""
+        if self._shares_keys:
+            return MAX_CACHED_PASSES * CACHE_FILLS_PER_BATCH
+        return MAX_CACHED_PASSES
 
-    def _run_prompt(self, ids: Sequence[int]) -> RunPrompt:
+    def _run_prompt(self, prompt_ids: Sequence[int]) -> RunPrompt:
         """Run a prompt and cache its keys, unless it is the prompt that ran last."""
-        if self._last_prompt is None or self._last_prompt.ids != list(ids):
-            self.counts.add("prompt", len(ids))
-            self.counts.passes += 1
-            self._last_prompt = RunPrompt(list(ids), self.sharing.prompt(self.backbone, ids))
+        token_ids = list(prompt_ids)
+        if self._last_prompt is not None and self._last_prompt.token_ids == token_ids:
+            return self._last_prompt
+
+        self.token_counts.add_tokens("prompt", len(token_ids))
+        self.token_counts.passes += 1
+        self._last_prompt = RunPrompt(token_ids, self.sharing.run_prompt(self.backbone, prompt_ids))
         return self._last_prompt
 
-    def _propose_batch(
-        self, prompt: RunPrompt, texts: Sequence[TokenText], calls: CallSampling, batch: Sequence[int]
+    def _sample_calls_of_batch(
+        self,
+        run_prompt: RunPrompt,
+        texts: Sequence[TokenText],
+        call_sampling: CallSampling,
+        text_indices: Sequence[int],
     ) -> list[list[list[int]]]:
         """Sample the calls of one batch of texts.
 
         Args:
-            prompt: The prompt before each text.
+            run_prompt: The prompt before each text.
             texts: All texts, also those of other batches.
-            calls: How calls begin and end, and how they are sampled.
-            batch: The indices of the batch's texts.
+            call_sampling: How calls begin and end, and how they are sampled.
+            text_indices: The indices of the batch's texts.
 
         Returns:
             For each text of the batch, the tokens of each of its samples.
         """
-        batch_texts = [texts[index] for index in batch]
+        batch_texts = [texts[index] for index in text_indices]
+        cache_limits = self._compute_cache_limits(
+            batch_texts,
+            prompt_token_count=len(run_prompt.token_ids),
+            max_branch_tokens=call_sampling.max_branch_tokens,
+        )
         proposals = ProposalBatch(
             backbone=self.backbone,
-            prompt=prompt.cached,
-            counts=self.counts,
-            calls=calls,
+            cached_prompt=run_prompt.cached_prompt,
+            token_counts=self.token_counts,
+            call_sampling=call_sampling,
             texts=batch_texts,
-            limits=self._compute_cache_limits(batch_texts, prompt_length=len(prompt.ids), max_tokens=calls.max_tokens),
+            cache_limits=cache_limits,
         )
-        return proposals.run()
+        return proposals.sample_calls()
 
     @torch.inference_mode()
-    def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+    def compute_log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Compute the log probabilities of the tokens that some queries ask for.
 
         A query is a sequence, cut into a prefix and a text. It names places in the text, and possible next tokens for
@@ -168,41 +204,45 @@ class TransformersBackend:
         def answer_batch(batch: list[int]) -> list[LogProbabilities]:
             return self._answer_queries([queries[index] for index in batch])
 
-        prefixes = [list(query.prefix) for query in queries]
-        # In this order, prefixes with a common beginning are neighbours, so most of them are in the same batch.
+        prefixes = [list(query.prefix_ids) for query in queries]
+        # In this order, prefixes with a common beginning are neighbors, so most of them are in the same batch.
         sorted_by_prefix = sorted(range(len(queries)), key=prefixes.__getitem__)
 
-        # Run batches of queries in this order. The answers come back in the order of `queries`.
-        return self.budget.run(
+        # Run batches of queries in this order. The answers come back in the order of `queries`. Only the prefixes count
+        # for the size of a batch, because `_answer_queries` divides the texts after them into passes itself.
+        return self.token_budget.run_in_batches(
             [len(prefix) for prefix in prefixes],
             answer_batch,
-            order=sorted_by_prefix,
-            share=CACHE_PASSES,  # a batch may hold the tokens of so many passes
-            lower="max_call_tokens",  # the setting that the error message names
+            sequence_order=sorted_by_prefix,
+            budgets_per_batch=MAX_CACHED_PASSES,  # a batch may hold the tokens of so many passes
+            settings_to_lower="max_call_tokens",  # the setting that the error message names
         )
 
     @torch.inference_mode()
-    def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyBatch:
+    def start_greedy_rows(self, token_sequences: Sequence[Sequence[int]]) -> GreedyBatch:
         """Run sequences through the model, and return them as rows that the caller can continue token by token."""
-        branches = self.sharing.rows(self.backbone)
-        return GreedyBatch(self.backbone, branches, branches.add(sequences))
+        branches = self.sharing.create_branch_cache(self.backbone)
+        features = branches.add_sequences(token_sequences)  # [rows, F], the last hidden state of each sequence
+        return GreedyBatch(self.backbone, branches, features)
 
-    def _count_stored_tokens(self, text: TokenText, *, prompt_length: int, max_tokens: int) -> int:
+    def _count_stored_tokens(self, text: TokenText, *, prompt_token_count: int, max_branch_tokens: int) -> int:
         """Count the tokens whose keys and values are stored to sample calls in a text.
 
         Args:
             text: The text, with its maximum number of samples.
-            prompt_length: The number of tokens before each text.
-            max_tokens: The maximum number of tokens that a sample adds to the text.
+            prompt_token_count: The number of tokens before each text.
+            max_branch_tokens: The maximum number of tokens that a sample adds to the text.
         """
-        text_length = len(text.ids)
+        text_length = len(text.token_ids)
         if self._shares_keys:  # each sample stores only the keys of its new tokens
-            return text_length + text.most_samples * max_tokens
+            return text_length + text.max_samples * max_branch_tokens
 
-        copied_length = prompt_length + text_length  # each sample has its own copy of these keys
-        return copied_length + text.most_samples * (copied_length + max_tokens)
+        copied_length = prompt_token_count + text_length  # each sample has its own copy of these keys
+        return copied_length + text.max_samples * (copied_length + max_branch_tokens)
 
-    def _compute_cache_limits(self, texts: Sequence[TokenText], *, prompt_length: int, max_tokens: int) -> CacheLimits:
+    def _compute_cache_limits(
+        self, texts: Sequence[TokenText], *, prompt_token_count: int, max_branch_tokens: int
+    ) -> CacheLimits:
         """Compute how many texts, and continuations of texts, may have their keys in the cache at the same time.
 
         There are two kinds of continuation: a branch, on which a sample is drawn, and a probe, on which the probability
@@ -210,23 +250,30 @@ class TransformersBackend:
 
         Args:
             texts: The texts of a batch.
-            prompt_length: The number of tokens before each text.
-            max_tokens: The maximum length of a branch.
+            prompt_token_count: The number of tokens before each text.
+            max_branch_tokens: The maximum length of a branch.
         """
-        longest = max(len(text.ids) for text in texts)
-        most_samples = max(1, *(text.most_samples for text in texts))  # per text
+        longest_text_length = max(len(text.token_ids) for text in texts)
+        max_samples_per_text = max(1, *(text.max_samples for text in texts))
 
         if self._shares_keys:  # the keys of prompt and text are stored once
             return self._compute_shared_key_limits(
-                len(texts), longest=longest, most_samples=most_samples, max_tokens=max_tokens
+                len(texts),
+                longest_text_length=longest_text_length,
+                max_samples_per_text=max_samples_per_text,
+                max_branch_tokens=max_branch_tokens,
             )
 
         # In the model's own cache, each branch copies the keys of prompt and text, and all texts run at once.
-        fitting_probes = self._count_fitting_branches(prompt_length + longest + max_tokens)
-        return CacheLimits(texts=len(texts), branches=len(texts) * most_samples, probes=max(1, fitting_probes))
+        fitting_probes = self._count_fitting_branches(prompt_token_count + longest_text_length + max_branch_tokens)
+        return CacheLimits(
+            max_texts=len(texts),
+            max_branches=len(texts) * max_samples_per_text,
+            max_probes=max(1, fitting_probes),
+        )
 
     def _compute_shared_key_limits(
-        self, text_count: int, *, longest: int, most_samples: int, max_tokens: int
+        self, text_count: int, *, longest_text_length: int, max_samples_per_text: int, max_branch_tokens: int
     ) -> CacheLimits:
         """Compute the cache limits for the case that the keys of prompt and text are stored only once.
 
@@ -235,28 +282,29 @@ class TransformersBackend:
 
         Args:
             text_count: The number of texts in the batch.
-            longest: The number of tokens in the longest text.
-            most_samples: The maximum number of samples per text.
-            max_tokens: The maximum length of a branch.
+            longest_text_length: The number of tokens in the longest text.
+            max_samples_per_text: The maximum number of samples per text.
+            max_branch_tokens: The maximum length of a branch.
         """
-        fitting_texts = max(1, self._tokens_in_half // longest)
-        fitting_branches = self._count_fitting_branches(max_tokens)
-        useful_branches = min(fitting_branches, text_count * most_samples)  # more would stay empty
+        fitting_texts = max(1, self._tokens_in_half_memory // longest_text_length)
+        fitting_branches = self._count_fitting_branches(max_branch_tokens)
+        useful_branches = min(fitting_branches, text_count * max_samples_per_text)  # more would stay empty
 
         return CacheLimits(
-            texts=min(text_count, fitting_texts),
-            branches=max(most_samples, useful_branches),  # samples of a text are drawn together, fit or not
-            probes=max(1, fitting_branches),
+            max_texts=min(text_count, fitting_texts),
+            max_branches=max(max_samples_per_text, useful_branches),  # samples of a text are drawn together, fit or not
+            max_probes=max(1, fitting_branches),
         )
 
     def _count_fitting_branches(self, tokens_per_branch: int) -> int:
-        """Return how many branches fit into half of the memory, and into a pass, which runs a token of each."""
-        return min(self._tokens_in_half // tokens_per_branch, self.budget.tokens)
+        """Count the branches that fit into half of the memory, and into a pass, which runs one token of each."""
+        branches_in_memory = self._tokens_in_half_memory // tokens_per_branch
+        return min(branches_in_memory, self.token_budget.max_tokens)
 
     @property
-    def _tokens_in_half(self) -> int:
-        """Return for how many tokens half of the memory holds keys and values: CACHE_PASSES passes fill all of it."""
-        return self.budget.tokens * CACHE_PASSES // 2
+    def _tokens_in_half_memory(self) -> int:
+        """Return the number of tokens whose keys and values fill half of the memory for MAX_CACHED_PASSES passes."""
+        return self.token_budget.max_tokens * MAX_CACHED_PASSES // 2
 
     def _answer_queries(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Compute the answers of queries that are sorted by prefix, and repeat those that came out as NaN.
@@ -268,28 +316,45 @@ class TransformersBackend:
             For each query, the log probabilities of its tokens, [places, tokens per place].
         """
         if not self._shares_keys:  # without shared keys, the prefix runs as a part of the text
-            queries = [_without_prefix(query) for query in queries]
+            queries = [_move_prefix_into_text(query) for query in queries]
 
         answers = self._run_queries(queries)
-        if len(queries) > 1:  # a query that already ran alone keeps its NaN
-            for index, answer in enumerate(answers):
-                if np.isnan(answer).any():
-                    [answers[index]] = self._answer_queries([queries[index]])
+        if len(queries) == 1:  # a query that already ran alone keeps its NaN
+            return answers
+
+        for index, answer in enumerate(answers):
+            if np.isnan(answer).any():
+                [answer_alone] = self._answer_queries([queries[index]])
+                answers[index] = answer_alone
         return answers
 
     def _run_queries(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Run the prefixes of all queries, then the texts after them, and compute what each query asks for."""
+        """Run the prefixes of all queries, then the texts after them.
+
+        Returns:
+            For each query, the log probabilities of its tokens, [places, tokens per place].
+        """
         prefixes = self._run_prefixes(queries)
-        lengths = [len(query.prefix) + max(query.places) for query in queries]
+
+        # A text runs only up to the last place that its query asks about.
+        sequence_lengths = [len(query.prefix_ids) + max(query.query_positions) for query in queries]
         run_batch = partial(self._run_texts, prefixes, queries)
-        return self.budget.run(lengths, run_batch, lower="segment_tokens or max_call_tokens")
+        return self.token_budget.run_in_batches(
+            sequence_lengths, run_batch, settings_to_lower="segment_tokens or max_call_tokens"
+        )
 
     def _run_prefixes(self, queries: Sequence[TokenQuery]) -> CachedPrefixes:
-        """Run the prefixes of queries, each common beginning once, and count their tokens."""
-        prefixes = CachedPrefixes(self.backbone, [query.prefix for query in queries], self.budget.tokens)
-        self.counts.passes += prefixes.passes
-        for query, new_tokens in zip(queries, prefixes.new_tokens, strict=True):
-            self.counts.add(query.kind, new_tokens)
+        """Run the prefixes of queries, each common beginning once, and add their tokens to the counts.
+
+        Returns:
+            The cached keys and values of the prefixes.
+        """
+        prefix_ids_of_queries = [query.prefix_ids for query in queries]
+        prefixes = CachedPrefixes(self.backbone, prefix_ids_of_queries, self.token_budget.max_tokens)
+
+        self.token_counts.passes += prefixes.pass_count
+        for query, new_token_count in zip(queries, prefixes.new_token_counts, strict=True):
+            self.token_counts.add_tokens(query.count_field, new_token_count)
         return prefixes
 
     def _run_texts(
@@ -310,12 +375,12 @@ class TransformersBackend:
         batch_queries = [queries[index] for index in query_indices]
         texts = [_select_text_to_run(query) for query in batch_queries]  # each up to its last place, at most T tokens
 
-        features = prefixes.features(query_indices, texts)  # [B, 1 + T, F]; column p predicts the token at place p
+        features = prefixes.run_texts(query_indices, texts)  # [B, 1 + T, F]; column p predicts the token at place p
         answers = self._compute_log_p_at_places(features, batch_queries)
 
-        self.counts.passes += 1
+        self.token_counts.passes += 1
         for query, text in zip(batch_queries, texts, strict=True):
-            self.counts.add(query.kind, len(text))
+            self.token_counts.add_tokens(query.count_field, len(text))
         return answers
 
     def _compute_log_p_at_places(self, features: Tensor, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
@@ -332,30 +397,44 @@ class TransformersBackend:
 
         targets: list[Sequence[int]] = []  # [places of all queries, tokens per place]
         for query in queries:
-            targets += query.tokens
-        log_p = self.backbone.log_probabilities(features_at_places, on_device(targets, features.device))
+            targets += query.target_ids_by_place
+        target_ids = create_tensor(targets, features.device)
+        log_p = self.backbone.compute_log_probabilities(features_at_places, target_ids)  # in the shape of the targets
 
-        # `log_p` has the shape of `targets`. Cut its rows into one array per query again.
-        ends_of_queries = np.cumsum([len(query.places) for query in queries])
-        return np.split(log_p.cpu().numpy(), ends_of_queries[:-1])
+        # Cut the rows into one array per query again.
+        query_ends = np.cumsum([len(query.query_positions) for query in queries])
+        return np.split(log_p.cpu().numpy(), query_ends[:-1])
 
 
 def _select_features_at_places(features: Tensor, queries: Sequence[TokenQuery]) -> Tensor:
-    """Pick from the features of B queries, [B, columns, F], the columns of their places: [places of all queries, F]."""
+    """Select the features at the places of B queries.
+
+    Args:
+        features: The hidden states, [B, columns, F]. Column p belongs to place p of a text.
+        queries: The queries.
+
+    Returns:
+        The features of the places of all queries, one after the other, [places of all queries, F].
+    """
     cells = []  # pairs of row and column
     for row, query in enumerate(queries):
-        cells += [(row, place) for place in query.places]
-    rows, columns = on_device(cells, features.device).T  # [places of all queries] each
+        cells += [(row, place) for place in query.query_positions]
+    rows, columns = create_tensor(cells, features.device).T  # [places of all queries] each
     return features[rows, columns]
 
 
 def _select_text_to_run(query: TokenQuery) -> Sequence[int]:
-    """Return the tokens of a query's text before its last place: the next one is only predicted."""
-    return query.text[: max(query.places)]
+    """Return the tokens of a query's text before its last place. The next token is only predicted."""
+    return query.text_ids[: max(query.query_positions)]
 
 
-def _without_prefix(query: TokenQuery) -> TokenQuery:
-    """Turn the prefix of a query into the beginning of its text, and move its places accordingly."""
-    prefix_length = len(query.prefix)
-    places = [prefix_length + place for place in query.places]
-    return replace(query, prefix=[], text=[*query.prefix, *query.text], places=places)
+def _move_prefix_into_text(query: TokenQuery) -> TokenQuery:
+    """Return a copy of a query with its prefix as the beginning of its text, and its places moved accordingly."""
+    prefix_length = len(query.prefix_ids)
+    moved_positions = [prefix_length + position for position in query.query_positions]
+    return replace(
+        query,
+        prefix_ids=[],
+        text_ids=[*query.prefix_ids, *query.text_ids],
+        query_positions=moved_positions,
+    )

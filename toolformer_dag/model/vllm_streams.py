@@ -9,20 +9,28 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
-from toolformer_dag.model.drawing import draw
+from toolformer_dag.model.drawing import draw_next_tokens
 from toolformer_dag.model.token_service import TokenRequest
 
-UNIFORMS = "stream"
+UNIFORMS_KEY = "stream"
 """The key of `SamplingParams.extra_args` for a request's random numbers; temperature and top_p are beside it.
 
-Servers of earlier releases read this word, and the one of FORCED.
+Servers of earlier releases read this word, and the one of FORCED_KEY.
 """
-FORCED = "walk"
+FORCED_KEY = "walk"
 """The key for the tokens that a request writes whatever their log p."""
 
 
-def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
-    """Return a request's parameters for vLLM; `vocabulary` is the number of the model's tokens."""
+def build_sampling_params(request: TokenRequest, vocabulary_size: int) -> SamplingParams:
+    """Convert a request to vLLM's sampling parameters.
+
+    `Streams` is the part of this module that vLLM runs in each step, a logits processor. It decides the next token of
+    requests with random numbers or forced tokens.
+
+    Args:
+        request: The request, to continue a prompt by at most `most` tokens, up to one of `ends`.
+        vocabulary_size: The number of tokens that the model can write.
+    """
     grammar = StructuredOutputsParams(grammar=request.grammar) if request.grammar else None
     return SamplingParams(
         max_tokens=request.most,
@@ -30,7 +38,7 @@ def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
         ignore_eos=True,  # EOS ends a request only where it is among `ends`
         detokenize=False,
         stop_token_ids=list(request.ends),
-        allowed_token_ids=_list_allowed_tokens(request, vocabulary),
+        allowed_token_ids=_list_allowed_tokens(request, vocabulary_size),
         structured_outputs=grammar,
         logprobs=_count_scored_tokens(request),
         logprob_token_ids=list(request.scored) or None,
@@ -39,135 +47,180 @@ def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
     )
 
 
-def _list_allowed_tokens(request: TokenRequest, vocabulary: int) -> list[int] | None:
-    """Return all tokens but the forbidden ones; None where all are allowed."""
+def _list_allowed_tokens(request: TokenRequest, vocabulary_size: int) -> list[int] | None:
+    """List all tokens but the forbidden ones, or return None if all are allowed."""
     if not request.forbidden:
         return None
-    return sorted(set(range(vocabulary)).difference(request.forbidden))
+    return sorted(set(range(vocabulary_size)).difference(request.forbidden))
 
 
 def _build_extra_args(request: TokenRequest) -> dict[str, Any] | None:
-    """Return the options for the logits processor `Streams`: random numbers to draw by, or forced tokens; else None."""
+    """Build a request's options for the logits processor `Streams`.
+
+    Returns:
+        Random numbers by which to draw, or forced tokens. None if the request has neither.
+    """
     if request.uniforms is not None:
-        return {UNIFORMS: request.uniforms.tolist(), "temperature": request.temperature, "top_p": request.top_p}
+        return {UNIFORMS_KEY: request.uniforms.tolist(), "temperature": request.temperature, "top_p": request.top_p}
     if request.forced:
-        return {FORCED: list(request.forced)}
+        return {FORCED_KEY: list(request.forced)}
     return None
 
 
 def _count_scored_tokens(request: TokenRequest) -> int | None:
-    """Return how many tokens get log p at each written token; None where it is not requested."""
+    """Count the tokens for which vLLM has to return log p at each written token.
+
+    Returns:
+        The number, or None if no log p is requested.
+    """
     if request.scored:
         return len(request.scored)
     if request.likeliest:
         return request.likeliest
-    return 1 if request.forced else None  # with forced tokens at least log p of the written one
+    if request.forced:
+        return 1  # at least log p of the written token
+    return None
 
 
 class BatchRow(NamedTuple):
     """A request with random numbers or forced tokens in vLLM's batch.
 
-    - `options`: its `extra_args`.
-    - `written`: the tokens that it has written so far; vLLM appends to this list.
+    Attributes:
+        options: The request's `extra_args`.
+        written_ids: The tokens written so far. vLLM appends to this list.
     """
 
     options: dict[str, Any]
-    written: list[int]
+    written_ids: list[int]
 
     def get_next_entry(self, key: str) -> Any:
-        """Return the entry of the list `key` of the options for the next token; None where there is none."""
-        values = self.options.get(key, ())
-        return values[len(self.written)] if len(self.written) < len(values) else None
+        """Return the entry for the next token from the list `key` of the options. Nothing is removed from the list.
+
+        Returns:
+            The entry, or None if there is no such list or it is used up.
+        """
+        entries = self.options.get(key, ())
+        next_index = len(self.written_ids)
+        return entries[next_index] if next_index < len(entries) else None
 
 
 class Streams(LogitsProcessor):
-    """Decides the next token of requests with random numbers or forced tokens: vLLM then has a single token to choose.
+    """A logits processor of vLLM that decides the next token of requests with random numbers or forced tokens.
 
-    Token t of a sample is the first whose cumulative probability exceeds its random number t. `_rows` has these
-    requests by their row in vLLM's batch; vLLM says in `update_state` how the batch changes.
+    It leaves vLLM a single token to choose. Token t of a sample is the first whose cumulative probability exceeds the
+    sample's random number t.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._rows: dict[int, BatchRow] = {}
+        # The requests by their row in vLLM's batch. vLLM reports changes of the batch to `update_state`.
+        self._rows_by_index: dict[int, BatchRow] = {}
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Accept all requests: they come from `sampling_params`."""
+        """Accept all requests, because they come from `build_sampling_params`."""
 
     def is_argmax_invariant(self) -> bool:
-        """Say that the most likely token changes."""
+        """Tell vLLM that this processor changes which token is the most likely one."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Change `_rows` as vLLM's batch changed since the last step.
+        """Follow the changes of vLLM's batch since the last step.
 
-        batch_update: which requests left, came, moved to an empty row or swapped rows; None where none did.
+        Args:
+            batch_update: The requests that left, that came, and that moved to an empty row or swapped rows. None if
+                nothing changed.
         """
         if batch_update is None:
             return
+
+        # The order is vLLM's: a new request may take the row of a removed one, and may then be moved.
         for index in batch_update.removed:
-            self._rows.pop(index, None)
-        for index, params, _prompt, written in batch_update.added:
+            self._rows_by_index.pop(index, None)
+
+        for index, params, _prompt, written_ids in batch_update.added:
             is_decided_here = bool(params.extra_args)  # random numbers or forced tokens
-            self._put_row(index, BatchRow(params.extra_args, written) if is_decided_here else None)
+            self._put_row(index, BatchRow(params.extra_args, written_ids) if is_decided_here else None)
+
         for source, target, direction in batch_update.moved:
             self._move_row(source, target, swaps=direction is MoveDirectionality.SWAP)
 
     def _move_row(self, source: int, target: int, *, swaps: bool) -> None:
-        """Move the request of row `source` to row `target`; if they swap, the target's request moves to `source`."""
-        source_row = self._rows.pop(source, None)
-        target_row = self._rows.pop(target, None)
+        """Move the request of row `source` to row `target`. If `swaps`, the target's request moves to `source`."""
+        source_row = self._rows_by_index.pop(source, None)
+        target_row = self._rows_by_index.pop(target, None)
         self._put_row(target, source_row)
         if swaps:
             self._put_row(source, target_row)
 
     def _put_row(self, index: int, row: BatchRow | None) -> None:
-        """Set which request is in a row of the batch; None for one whose tokens vLLM chooses itself."""
-        self._rows.pop(index, None)
+        """Set the request in a row of the batch. None stands for a request whose tokens vLLM chooses itself."""
+        self._rows_by_index.pop(index, None)
         if row is not None:
-            self._rows[index] = row
+            self._rows_by_index[index] = row
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Leave each request with random numbers or forced tokens a single token; return the logits [rows, V].
+        """Leave a single token to each request with random numbers or forced tokens.
 
-        Changes `logits` in place.
+        Args:
+            logits: The logits of the next token of the rows that run in this step, [rows, V]. They are changed in
+                place.
+
+        Returns:
+            `logits`, where the rows of these requests are minus infinity for all tokens but one.
         """
-        # By row; a request has either forced tokens or random numbers.
-        token_of_row = self._collect_next_entries(FORCED, len(logits)) | self._draw_tokens(logits)
-        if token_of_row:
-            rows = torch.tensor(list(token_of_row), device=logits.device)
-            tokens = torch.tensor(list(token_of_row.values()), device=logits.device)
-            logits[rows] = -torch.inf
-            logits[rows, tokens] = 0.0
+        forced_token_by_row = self._collect_next_entries(FORCED_KEY, len(logits))
+        drawn_token_by_row = self._draw_tokens(logits)
+        token_by_row = forced_token_by_row | drawn_token_by_row  # no request has both
+        if not token_by_row:
+            return logits
+
+        rows = torch.tensor(list(token_by_row), device=logits.device)
+        tokens = torch.tensor(list(token_by_row.values()), device=logits.device)
+        logits[rows] = -torch.inf
+        logits[rows, tokens] = 0.0
         return logits
 
     def _collect_next_entries(self, key: str, row_count: int) -> dict[int, Any]:
-        """Return by row what the list `key` of its request's options has for the next token, where it has an entry.
+        """Collect the entries for the next token from the lists `key` in the options of the requests.
 
-        row_count: how many rows run in this step. Further requests of `_rows` do not run now.
+        Args:
+            key: UNIFORMS_KEY or FORCED_KEY.
+            row_count: The number of rows that run in this step. Requests in later rows do not run now.
+
+        Returns:
+            The entry by row, for each running request that has one.
         """
-        entry_of_row = {}
-        for index, row in self._rows.items():
-            entry = row.get_next_entry(key)  # None after the end of the list
-            if index < row_count and entry is not None:
-                entry_of_row[index] = entry
-        return entry_of_row
+        entry_by_row = {}
+        for index, request in self._rows_by_index.items():
+            if index >= row_count:
+                continue
+            entry = request.get_next_entry(key)  # None after the end of the list
+            if entry is not None:
+                entry_by_row[index] = entry
+        return entry_by_row
 
     def _draw_tokens(self, logits: Tensor) -> dict[int, int]:
-        """Draw the next token of each request with a random number for it; return the tokens by row.
+        """Draw the next token of each request that has a random number for it.
 
-        logits: of the rows that run in this step, [rows, V].
+        Args:
+            logits: The logits of the rows that run in this step, [rows, V].
+
+        Returns:
+            The drawn token by row.
         """
-        number_of_row = self._collect_next_entries(UNIFORMS, len(logits))  # row -> random number in [0, 1)
-        if not number_of_row:
+        uniform_by_row = self._collect_next_entries(UNIFORMS_KEY, len(logits))  # random numbers in [0, 1)
+        if not uniform_by_row:
             return {}
-        first_row = next(iter(number_of_row))
-        options = self._rows[first_row].options  # all rows have the same temperature and top_p
-        drawn = draw(
-            logits[list(number_of_row)].float(),
-            rows=torch.arange(len(number_of_row), device=logits.device),
-            uniforms=torch.tensor(list(number_of_row.values()), dtype=torch.float64, device=logits.device),
+
+        # Temperature and top_p are the same for all rows.
+        first_row = next(iter(uniform_by_row))
+        options = self._rows_by_index[first_row].options
+
+        drawn_tokens = draw_next_tokens(
+            logits[list(uniform_by_row)].float(),
+            sample_rows=torch.arange(len(uniform_by_row), device=logits.device),
+            uniforms=torch.tensor(list(uniform_by_row.values()), dtype=torch.float64, device=logits.device),
             temperature=options["temperature"],
             top_p=options["top_p"],
         )
-        return dict(zip(number_of_row, drawn.tolist(), strict=True))
+        return dict(zip(uniform_by_row, drawn_tokens.tolist(), strict=True))

@@ -7,8 +7,8 @@ fill it. They have the same names in every file (`Stage` in computing/stage.py s
   change makes the rows out of date. The lane is None for a stage of all lanes
 - `inputs(output)`: which versions of the tables that are read count; only where these are not all
 - `rows(worker, output, part)`: the rows of a part, and what is left out of it
-- `chunks(worker, output, part, claimed)` and `compute(worker, output, chunk)`, where a model or a tool computes: the
-  first plans what no run has computed yet, the second computes a chunk of that and stores it. `rows` then reads
+- `chunks(worker, output, part, claimed_keys)` and `compute(worker, output, chunk)`, where a model or a tool computes:
+  the first plans what no run has computed yet, the second computes a chunk of that and stores it. `rows` then reads
 
 The words for what is passed: a `Plan` is a run with its settings and its lake, a `Lane` a tool with its settings, a
 `TableOutput` the stage's table for a plan and a lane, and a `Worker` a process that computes, with model and row

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from toolformer_dag.computing.lane_tables import call_tables
+from toolformer_dag.computing.lane_tables import get_call_tables
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
-    CALL,
+    CALL_ID_COLUMNS,
     CALL_KEY,
     CHAIN,
     CHAR_OFFSET,
@@ -26,29 +26,29 @@ from toolformer_dag.computing.stage import (
     TOOL,
     ByChunk,
     Chunk,
-    Claimed,
+    ClaimedKeys,
     Column,
     PartRows,
     Planned,
-    Rejected,
+    RejectionCounts,
     Stage,
     StageAsset,
     StaleInput,
     TableOutput,
     Work,
-    count_by_reason,
+    count_rejected_rows,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline import scored_candidates, tool_results
-from toolformer_dag.pipeline.sample_store import ChainedSampleStore, samples_identity
-from toolformer_dag.pipeline.scored_candidates import SamplesOfTexts, TextChunk, parsed_call, samples_of_texts
-from toolformer_dag.settings.tool_settings import MODEL
+from toolformer_dag.pipeline.sample_store import ChainedSampleStore, collect_samples_identity
+from toolformer_dag.pipeline.scored_candidates import SamplesOfTexts, TextChunk, parse_call_body, read_stored_samples
+from toolformer_dag.settings.tool_settings import MODEL_SOURCE
 from toolformer_dag.texts import look_ahead
-from toolformer_dag.texts.chains import ChainLink, hash_place, parse_chain, to_chain_json
+from toolformer_dag.texts.chains import ChainLink, format_chain_json, hash_chain_place, parse_chain
 from toolformer_dag.texts.look_ahead import TextUnits
 
-FIRST_SAMPLE = 100_000_000
+FIRST_CHAINED_SAMPLE_NUMBER = 100_000_000
 """Number (`sample`) of the first call at a position that stands after one other; twice as much after two."""
 PARSING = 2
 """Raised when the same bodies would be parsed differently; no sample is computed again."""
@@ -75,7 +75,7 @@ CALL_COLUMNS = (
 `called` is the key of the lane whose tool is called, `before` the chain of the calls before it (JSON), null for a
 single call. `text_digest`, `context` and `offset` describe its text.
 """
-OFFSET_IN_TEXT = (pl.col("char_offset") - pl.col("offset")).alias("offset_in_text")
+OFFSET_IN_TEXT_COLUMN = (pl.col("char_offset") - pl.col("offset")).alias("offset_in_text")
 """The character of its text before which a call (CALL_COLUMNS) stands."""
 
 
@@ -93,7 +93,7 @@ def read_calls_with_results(output: TableOutput, shard: str, level: int) -> pl.D
     Raises:
         StaleInput: A call was never run.
     """
-    subset = output.lane_table("heuristic_subset").read(shard)
+    subset = output.get_lane_table("heuristic_subset").read_part(shard)
     texts = subset.select(*TEXT_KEY, "text_digest", "context", "offset")
 
     calls = _read_candidate_calls(output, shard, level)
@@ -104,13 +104,13 @@ def read_calls_with_results(output: TableOutput, shard: str, level: int) -> pl.D
 
 def _read_candidate_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     """Read the proposed calls of a shard that could be parsed, with the same columns for every level."""
-    candidates = output.lane_table(call_tables(level).candidates).read(shard)
+    candidates = output.get_lane_table(get_call_tables(level).candidates_table).read_part(shard)
     calls = candidates.filter(pl.col("input").is_not_null())
 
     # Some columns are not stored, because they have the same value in all rows of a level.
     if level == 1:
         return calls.with_columns(called=pl.lit(output.lane.key), before=pl.lit(None, pl.String))
-    return calls.with_columns(source=pl.lit(MODEL), words=pl.lit(None, pl.String))
+    return calls.with_columns(source=pl.lit(MODEL_SOURCE), words=pl.lit(None, pl.String))
 
 
 def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: int) -> pl.DataFrame:
@@ -125,8 +125,8 @@ def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: i
     Raises:
         StaleInput: A call was never run.
     """
-    table_name = call_tables(level).results
-    results = output.lane_table(table_name).read(shard)
+    table_name = get_call_tables(level).results_table
+    results = output.get_lane_table(table_name).read_part(shard)
     results = results.select("input", "context", "result", called="tool", was_run=pl.lit(True))
 
     with_results = calls.join(results, on=("called", "input", "context"), how="left")
@@ -146,14 +146,15 @@ def build_chains(lane: Lane, calls: pl.DataFrame) -> pl.Series:
     Returns:
         A chain per call, as JSON.
     """
-    tool_names = {called_lane.key: name for name, called_lane in lane.chainable.items()}
+    tool_name_by_lane = {called_lane.key: name for name, called_lane in lane.chainable_lanes_by_name.items()}
 
-    chains = []
-    for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
-        earlier_links = parse_chain(before)
-        last_link = ChainLink(tool=tool_names[called], input=input, result=result)
-        chains.append(to_chain_json([*earlier_links, last_link]))
-    return pl.Series(chains, dtype=pl.String)
+    chain_jsons = []
+    call_fields = calls.select("before", "called", "input", "result")
+    for earlier_chain_json, lane_key, input, result in call_fields.iter_rows():
+        earlier_links = parse_chain(earlier_chain_json)
+        last_link = ChainLink(tool=tool_name_by_lane[lane_key], input=input, result=result)
+        chain_jsons.append(format_chain_json([*earlier_links, last_link]))
+    return pl.Series(chain_jsons, dtype=pl.String)
 
 
 def find_units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
@@ -172,31 +173,40 @@ def find_units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl
         A list per call, or null if the call has no such numbers and names. All are null if the tool's setting
         `look_ahead` is off.
     """
-    if lane.look_ahead:
-        lists = _list_units_ahead(texts, calls)
+    if lane.rejects_look_ahead:
+        units_ahead_of_calls = _list_units_ahead(texts, calls)
     else:
-        lists = [None] * calls.height
-    return pl.Series(lists, dtype=pl.List(pl.String()))
+        units_ahead_of_calls = [None] * calls.height
+    return pl.Series(units_ahead_of_calls, dtype=pl.List(pl.String()))
 
 
 def _list_units_ahead(texts: pl.DataFrame, calls: pl.DataFrame) -> list[list[str] | None]:
-    """Make the lists of `find_units_ahead`, one per call. An empty list is replaced by None."""
-    units_by_digest = _map_digests_to_units(texts, calls)
+    """List the numbers and names in the input of each call that the text mentions only after the call.
 
-    lists: list[list[str] | None] = []
-    columns = calls.select("text_digest", OFFSET_IN_TEXT, "input", "before")
-    for text_digest, offset, input, before in columns.iter_rows():
-        earlier_calls = parse_chain(before)
-        units = _find_units_ahead_of_call(units_by_digest[text_digest], offset, input, earlier_calls)
-        lists.append(units or None)
-    return lists
+    Args:
+        texts: The texts of the calls, in the columns text_digest and text.
+        calls: The calls, in the columns CALL_COLUMNS. `before` has the earlier calls of the chain as JSON: what their
+            results say is not listed.
+
+    Returns:
+        A list per call, such as ["17"]. None instead of an empty list.
+    """
+    units_by_digest = _map_text_digest_to_units(texts, calls)
+
+    units_ahead_of_calls: list[list[str] | None] = []
+    call_fields = calls.select("text_digest", OFFSET_IN_TEXT_COLUMN, "input", "before")
+    for text_digest, offset, input, earlier_chain_json in call_fields.iter_rows():
+        earlier_calls = parse_chain(earlier_chain_json)
+        units_ahead = _find_units_ahead_of_call(units_by_digest[text_digest], offset, input, earlier_calls)
+        units_ahead_of_calls.append(units_ahead or None)
+    return units_ahead_of_calls
 
 
-def _map_digests_to_units(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextUnits]:
+def _map_text_digest_to_units(texts: pl.DataFrame, calls: pl.DataFrame) -> dict[str, TextUnits]:
     """Find the numbers and names of each text that has calls, and return them by the text's hash."""
     distinct_texts = texts.select("text_digest", "text").unique("text_digest")
     texts_with_calls = distinct_texts.join(calls, on="text_digest", how="semi")
-    return {text_digest: TextUnits.of(text) for text_digest, text in texts_with_calls.iter_rows()}
+    return {text_digest: TextUnits.from_text(text) for text_digest, text in texts_with_calls.iter_rows()}
 
 
 def _find_units_ahead_of_call(
@@ -214,20 +224,23 @@ def _find_units_ahead_of_call(
     """
     known_from_results: set[str] = set()
     for call in earlier_calls:
-        units_of_result = text_units.ahead(offset, call.result)  # those that the text mentions only later
+        units_of_result = text_units.list_units_ahead(offset, call.result)  # those that the text mentions only later
         known_from_results.update(unit.casefold() for unit in units_of_result)
 
-    units_of_input = text_units.ahead(offset, input)
+    units_of_input = text_units.list_units_ahead(offset, input)
     return [unit for unit in units_of_input if unit.casefold() not in known_from_results]
 
 
 class PlacesAfterCalls(NamedTuple):
     """The places of a shard at which a further call of a chain may stand.
 
-    - calls: the calls after which a further one may stand, the first of equal chains at a position of a text. Columns:
-      CALL_COLUMNS, `chain` (the call and those before it, as JSON) and `place` (a hash of text, position and chain)
-    - places (PLACES): the distinct places; equal texts in several documents share them. The hash of a place is in the
-      column `text_digest`, so that the row stores and functions for whole texts serve for places too
+    Attributes:
+        calls: The calls after which a further one may stand, the first of equal chains at a position of a text. They
+            have the columns CALL_COLUMNS, `chain` (the call and those before it, as JSON) and `place` (a hash of text,
+            position and chain).
+        places: The distinct places, in the columns PLACE_SCHEMA. Equal texts in several documents share them. The hash
+            of a place is in the column `text_digest`, so that the row stores and functions for whole texts serve for
+            places too.
     """
 
     calls: pl.DataFrame
@@ -237,14 +250,18 @@ class PlacesAfterCalls(NamedTuple):
 def find_places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAfterCalls:
     """Find the places in a shard where a further call may stand: right after the calls of the level before.
 
-    No call may follow a call that looks ahead (see `find_units_ahead`).
+    No call may follow a call that looks ahead: one whose input has numbers or names that the text mentions only after
+    the call.
 
     Args:
         output: The table to be computed, for one tool with its settings.
         shard: The name of the shard.
         level: The level of the further calls: 2 for places after a single call, and so on.
+
+    Returns:
+        The calls after which a further one may stand, and the distinct places of the further ones.
     """
-    texts = output.lane_table("heuristic_subset").read(shard).select("text_digest", "text")
+    texts = output.get_lane_table("heuristic_subset").read_part(shard).select("text_digest", "text")
     earlier_calls = read_calls_with_results(output, shard, level - 1).sort(CALL_KEY)
     calls_with_places = _select_calls_with_places(output, earlier_calls, texts)
     distinct_places = _select_distinct_places(calls_with_places, texts)
@@ -259,11 +276,14 @@ def _select_distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.Data
         texts: The columns text_digest and text, for the texts of the calls.
 
     Returns:
-        One row per place with the columns PLACES. There `text_digest` has the hash of the place.
+        One row per place with the columns PLACE_SCHEMA. There `text_digest` has the hash of the place.
     """
-    distinct = calls.unique("place", maintain_order=True).select("place", "text_digest", "position", before="chain")
-    with_texts = distinct.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
-    return with_texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
+    calls_of_distinct_places = calls.unique("place", maintain_order=True)
+    places = calls_of_distinct_places.select("place", "text_digest", "position", before="chain")
+    places_with_texts = places.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
+
+    # The hash of the place takes the name `text_digest`, in place of the hash of the text.
+    return places_with_texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
 
 
 def _select_calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
@@ -281,18 +301,18 @@ def _select_calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: p
         - place: a hash of text, position and chain, under which the samples of the further call are stored
     """
     does_not_look_ahead = find_units_ahead(output.lane, texts, calls).is_null()
-    calls = calls.filter(does_not_look_ahead)
-
-    calls = calls.with_columns(chain=build_chains(output.lane, calls))
+    fit_calls = calls.filter(does_not_look_ahead)
+    calls_with_chains = fit_calls.with_columns(chain=build_chains(output.lane, fit_calls))
 
     # Samples that wrote the same call share their place, so what follows them is sampled once.
-    calls = calls.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
-    return calls.with_columns(place=_compute_place_hashes(calls))
+    distinct_calls = calls_with_chains.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
+    return distinct_calls.with_columns(place=_compute_place_hashes(distinct_calls))
 
 
-def _compute_place_hashes(calls: pl.DataFrame) -> pl.Series:
+def _compute_place_hashes(calls_with_chains: pl.DataFrame) -> pl.Series:
     """Return a hash of the text, the position and the chain of each call."""
-    hashes = [hash_place(*values) for values in calls.select("text_digest", "position", "chain").iter_rows()]
+    hashed_fields = calls_with_chains.select("text_digest", "position", "chain")
+    hashes = [hash_chain_place(*fields) for fields in hashed_fields.iter_rows()]
     return pl.Series(hashes, dtype=pl.String)
 
 
@@ -307,23 +327,25 @@ def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
         level: 2 for calls after one other call, 3 after two, and so on.
     """
     # The schemas of all tools that may be called determine how samples are parsed.
-    schema_by_tool = {name: called_lane.tool.schema for name, called_lane in lane.chainable.items()}
+    schema_by_tool = {
+        name: called_lane.tool.arguments_schema for name, called_lane in lane.chainable_lanes_by_name.items()
+    }
     return {
-        **samples_identity(plan, lane.chain_prompt),  # model, prompt and sampling
+        **collect_samples_identity(plan, lane.chain_prompt),  # model, prompt and sampling
         "tau_s": lane.tau_s,  # the least probability of a call
         "m": lane.m,  # samples per place
         "level": level,
         "parsing": PARSING,  # the version of the code that parses samples
-        "look_ahead": look_ahead.VERSION if lane.look_ahead else None,
+        "look_ahead": look_ahead.LOOK_AHEAD_VERSION if lane.rejects_look_ahead else None,
         "tools": {name: fingerprint(schema) for name, schema in schema_by_tool.items()},
     }
 
 
-def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
+def chunks(worker: Worker, output: TableOutput, shard: str, claimed_keys: ClaimedKeys, level: int) -> Planned:
     """Plan the computation for places that lack samples, or the probability of a call there."""
     store = ChainedSampleStore(worker, output.lane)
     places = find_places_after_calls(output, shard, level).places
-    return scored_candidates.plan_samples(worker, store, places, claimed)
+    return scored_candidates.plan_samples(worker, store, places, claimed_keys)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
@@ -348,44 +370,49 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
         StorageError: Stored samples were damaged.
     """
     # A place is where a further call may stand: right after a call of the level before.
-    calls_before, places = find_places_after_calls(output, shard, level)
+    earlier_calls, places = find_places_after_calls(output, shard, level)
     store = ChainedSampleStore(worker, output.lane)
-    stored = samples_of_texts(output, store, places)
+    stored_samples = read_stored_samples(output, store, places)
 
-    samples_after_calls = _build_rows_after_calls(output.lane, calls_before, stored)
+    samples_after_calls = _build_next_call_rows(output.lane, earlier_calls, stored_samples)
     numbered_samples = _number_samples(samples_after_calls, level)
-    table = output.stage.shaped(numbered_samples).sort(CALL_KEY)
+    sample_rows = output.stage.shape_frame(numbered_samples).sort(CALL_KEY)
 
-    rejected = count_by_reason(numbered_samples) + _count_without_call(calls_before, stored)
-    return PartRows([table], rejected=rejected, stores=store.names)
+    discarded_samples = count_rejected_rows(numbered_samples)
+    calls_without_next_call = _count_calls_without_next_call(earlier_calls, stored_samples)
+    return PartRows(
+        [sample_rows],
+        rejection_counts=discarded_samples + calls_without_next_call,
+        store_names=store.store_names,
+    )
 
 
-def _number_samples(table: pl.DataFrame, level: int) -> pl.DataFrame:
+def _number_samples(samples: pl.DataFrame, level: int) -> pl.DataFrame:
     """Number the samples at each position of a text (`sample`); no two levels share a number."""
     number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
-    first_sample = FIRST_SAMPLE * (level - 1)
-    return table.with_columns(sample=number_at_position + first_sample)
+    first_sample = FIRST_CHAINED_SAMPLE_NUMBER * (level - 1)
+    return samples.with_columns(sample=number_at_position + first_sample)
 
 
-def _count_without_call(calls_before: pl.DataFrame, stored: SamplesOfTexts) -> Rejected:
+def _count_calls_without_next_call(earlier_calls: pl.DataFrame, stored_samples: SamplesOfTexts) -> RejectionCounts:
     """Count the earlier calls that no further call follows, by reason.
 
     The reason is why the engine refused their place, or no_call if it did not refuse it.
     """
-    reason_by_place = stored.refused.select("reason", place="text_digest")
-    without_call = calls_before.join(stored.positions, left_on="place", right_on="text_digest", how="anti")
+    reason_by_place = stored_samples.refused_texts.select("reason", place="text_digest")
+    without_call = earlier_calls.join(stored_samples.positions, left_on="place", right_on="text_digest", how="anti")
     with_reason = without_call.join(reason_by_place, on="place", how="left")
-    return count_by_reason(with_reason.with_columns(pl.col("reason").fill_null("no_call")))
+    return count_rejected_rows(with_reason.with_columns(pl.col("reason").fill_null("no_call")))
 
 
-def _build_rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
+def _build_next_call_rows(lane: Lane, earlier_calls: pl.DataFrame, stored_samples: SamplesOfTexts) -> pl.DataFrame:
     """Combine earlier calls with the samples that were drawn after them, and parse these as further calls.
 
     Args:
         lane: The tool with its settings.
-        calls_before: The earlier calls. `chain` has a call and those before it, as JSON. `place` is a hash of
+        earlier_calls: The earlier calls. `chain` has a call and those before it, as JSON. `place` is a hash of
             the place right after the call.
-        stored: What is stored of these places. There the hash of a place is in the column `text_digest`.
+        stored_samples: What is stored of these places. There the hash of a place is in the column `text_digest`.
 
     Returns:
         One row per earlier call and sample, with the text and position of the earlier call and these columns:
@@ -394,11 +421,11 @@ def _build_rows_after_calls(lane: Lane, calls_before: pl.DataFrame, stored: Samp
         - p_api: the probability of a call after them
         - body, called, input, reason: the parsed sample
     """
-    probabilities = stored.positions.select("p_api", place="text_digest")
-    samples = stored.samples.select("sample", "body", "reason", place="text_digest")
+    probabilities = stored_samples.positions.select("p_api", place="text_digest")
+    samples = stored_samples.samples.select("sample", "body", "reason", place="text_digest")
 
     # These columns describe the earlier call. Columns of the same names will describe the sample.
-    places = calls_before.drop("sample", "p_api", "input", "called", "before")
+    places = earlier_calls.drop("sample", "p_api", "input", "called", "before")
     places = places.join(probabilities, on="place", maintain_order="left")  # drops places without a probable call
 
     with_samples = places.join(samples.sort("place", "sample"), on="place", maintain_order="left_right")
@@ -417,7 +444,9 @@ class _ParsedSample(NamedTuple):
     reason: str | None = None  # why the sample is discarded
 
 
-PARSED_SAMPLES = pl.Schema({"body": pl.String(), "called": pl.String(), "input": pl.String(), "reason": pl.String()})
+PARSED_SAMPLE_SCHEMA = pl.Schema(
+    {"body": pl.String(), "called": pl.String(), "input": pl.String(), "reason": pl.String()}
+)
 """A frame of _ParsedSample."""
 
 
@@ -430,7 +459,7 @@ def _parse_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
             `chain` (the calls before, as JSON) and others.
 
     Returns:
-        One row per sample with the columns PARSED_SAMPLES, in the same order.
+        One row per sample with the columns PARSED_SAMPLE_SCHEMA, in the same order.
     """
     parsed_samples = []
     for body, reason, chain in samples.select("body", "reason", "chain").iter_rows():
@@ -439,45 +468,45 @@ def _parse_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
         else:
             earlier_calls = parse_chain(chain)
             parsed_samples.append(_parse_sample(lane, body, earlier_calls))
-    return pl.DataFrame(parsed_samples, schema=PARSED_SAMPLES, orient="row")
+    return pl.DataFrame(parsed_samples, schema=PARSED_SAMPLE_SCHEMA, orient="row")
 
 
 def _parse_sample(lane: Lane, body: str, earlier_calls: Sequence[ChainLink]) -> _ParsedSample:
     """Parse the text between the brackets as a call of one of the tools that a chain may call.
 
     The sample is discarded as "other_tool" if it names none of these tools, as "repeated_call" if the same call
-    is among the earlier ones, and otherwise for the reasons of `parsed_call`.
+    is among the earlier ones, and otherwise for the reasons of `parse_call_body`.
 
     Args:
         lane: The tool with its settings, which name the tools that a chain may call.
         body: The text between the brackets, such as "Calculator(1 + 2)".
         earlier_calls: The calls before it at the same position.
     """
-    for called_lane in lane.chainable.values():
-        parsed = parsed_call(called_lane, body)
+    for called_lane in lane.chainable_lanes_by_name.values():
+        parsed = parse_call_body(called_lane, body)
         if parsed.reason == "other_tool":
             continue  # try the next tool
 
-        if _is_repeated(called_lane.tool.name, parsed.input, earlier_calls):
+        if _is_repeated_call(called_lane.tool.name, parsed.input, earlier_calls):
             return _ParsedSample(body=body, called=called_lane.key, reason="repeated_call")
         return _ParsedSample(body=body, called=called_lane.key, input=parsed.input, reason=parsed.reason)
 
     return _ParsedSample(body=body, reason="other_tool")
 
 
-def _is_repeated(tool_name: str, input: str | None, earlier_calls: Sequence[ChainLink]) -> bool:
+def _is_repeated_call(tool_name: str, input: str | None, earlier_calls: Sequence[ChainLink]) -> bool:
     """Return whether one of the earlier calls has the same tool and the same input."""
     return any(call.tool == tool_name and call.input == input for call in earlier_calls)
 
 
-def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
+def plan_tool_runs(worker: Worker, output: TableOutput, shard: str, claimed_keys: ClaimedKeys, level: int) -> Planned:
     """Plan which calls of a shard still have to be run, for all tools that they call.
 
     Args:
         worker: Opens the stored results.
         output: The table to be computed, for one tool with its settings.
         shard: The name of the shard.
-        claimed: The calls that earlier shards of this run will run. The calls that are planned here are added.
+        claimed_keys: The calls that earlier shards of this run will run. The calls that are planned here are added.
         level: 2 for calls after one other call, and so on.
 
     Returns:
@@ -486,13 +515,13 @@ def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed
     chunks: list[Chunk] = []
     work = Work()
     for group in _group_calls_by_tool(output, shard, level):
-        planned_for_tool = tool_results.plan_calls(worker, group.output, group.candidates, claimed)
+        planned_for_tool = tool_results.plan_tool_calls(worker, group.output, group.candidate_calls, claimed_keys)
         chunks += planned_for_tool.chunks
         work += planned_for_tool.work
     return Planned(chunks, work)
 
 
-def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
+def build_result_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
     """Build the table of results for one shard, with the results of all tools that its calls name.
 
     Args:
@@ -507,34 +536,44 @@ def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> Par
     Raises:
         StorageError: Stored results were damaged.
     """
-    merged = PartRows([output.stage.schema.to_frame()])  # a frame without rows
-    for group in _group_calls_by_tool(output, shard, level):
-        results_of_tool = tool_results.answered(worker, group.output, group.candidates)
-        merged = _merge_results(merged, results_of_tool)
+    merged_results = PartRows([output.stage.schema.to_frame()])  # a frame without rows
+    for calls_of_tool in _group_calls_by_tool(output, shard, level):
+        results_of_tool = tool_results.build_answered_rows(worker, calls_of_tool.output, calls_of_tool.candidate_calls)
+        merged_results = _merge_results(merged_results, results_of_tool)
 
-    table = pl.concat(merged.frames).sort("tool", *tool_results.RESULT_KEY)
-    return replace(merged, frames=[table])
+    result_rows = pl.concat(merged_results.frames).sort("tool", *tool_results.RESULT_KEY_COLUMNS)
+    return replace(merged_results, frames=[result_rows])
 
 
 def _merge_results(first: PartRows, second: PartRows) -> PartRows:
     """Merge the results of two tools into one part."""
     return PartRows(
         frames=[*first.frames, *second.frames],
-        rejected=first.rejected + second.rejected,
-        stores=[*first.stores, *second.stores],
-        facts={**first.facts, **second.facts},
+        rejection_counts=first.rejection_counts + second.rejection_counts,
+        store_names=[*first.store_names, *second.store_names],
+        record_fields={**first.record_fields, **second.record_fields},
     )
 
 
 class _CallsOfTool(NamedTuple):
-    """The calls of a shard to one tool."""
+    """The calls of a shard to one tool.
 
-    output: TableOutput  # this stage, for the lane of that tool
-    candidates: pl.DataFrame  # (shard, input, context)
+    Attributes:
+        output: The table of this stage for the lane of that tool.
+        candidate_calls: The calls, in the columns shard, input and context.
+    """
+
+    output: TableOutput
+    candidate_calls: pl.DataFrame
 
 
 def _group_calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOfTool]:
     """Group the calls of a shard by the tool that they call.
+
+    Args:
+        output: The table to be computed, for the lane (a tool with its settings) with which the chains begin.
+        shard: The name of the shard.
+        level: Which calls of chains are read: 2 for those after a first call, and so on.
 
     Returns:
         One group for each tool that a chain may call. It has no rows if the tool is not called.
@@ -542,8 +581,8 @@ def _group_calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_C
     calls = _read_calls_with_context(output, shard, level)
 
     groups = []
-    for lane_of_tool in output.lane.chainable.values():
-        candidates = calls.filter(called=lane_of_tool.key).select("shard", *tool_results.RESULT_KEY)
+    for lane_of_tool in output.lane.chainable_lanes_by_name.values():
+        candidates = calls.filter(called=lane_of_tool.key).select("shard", *tool_results.RESULT_KEY_COLUMNS)
         output_for_tool = TableOutput(output.stage, output.plan, lane_of_tool)
         groups.append(_CallsOfTool(output_for_tool, candidates))
     return groups
@@ -554,29 +593,32 @@ def _read_calls_with_context(output: TableOutput, shard: str, level: int) -> pl.
 
     Their column `called` is the key of the lane (a tool with its settings) whose tool is called.
     """
-    texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
-    candidates = output.lane_table(call_tables(level).candidates).read(shard)
+    texts = output.get_lane_table("heuristic_subset").read_part(shard).select(*TEXT_KEY, "context")
+    candidates = output.get_lane_table(get_call_tables(level).candidates_table).read_part(shard)
     calls = candidates.filter(pl.col("input").is_not_null())
     return calls.join(texts, on=TEXT_KEY, how="left")
 
 
-def run_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+def collect_run_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what the results depend on, apart from the calls: the settings of every tool that may be called."""
-    return {called.tool.key: tool_results.STAGE.settings(plan, called) for called in lane.chainable.values()}
+    return {
+        called.tool.key: tool_results.STAGE.collect_settings(plan, called)
+        for called in lane.chainable_lanes_by_name.values()
+    }
 
 
 @cache
-def stages(level: int) -> tuple[Stage, Stage]:
+def build_level_stages(level: int) -> tuple[Stage, Stage]:
     """Return the two stages of a level of chains: sampling calls after `level` - 1 earlier ones, and running them.
 
     Level 2 reads the single calls, each further level the level before it.
     """
-    candidates, results = call_tables(level)
+    candidates, results = get_call_tables(level)
     sampling = Stage(
         name=candidates,
         description=f"Calls that the model would make after {level - 1}, or why a sample was discarded.",
         columns={
-            **CALL,
+            **CALL_ID_COLUMNS,
             "char_offset": CHAR_OFFSET,
             "p_api": P_API,
             "before": BEFORE_COLUMN,
@@ -585,24 +627,26 @@ def stages(level: int) -> tuple[Stage, Stage]:
             "input": SAMPLED_INPUT,
             "reason": scored_candidates.STAGE.columns["reason"],
         },
-        key=CALL_KEY,
-        settings=partial(settings, level=level),
-        reads=(*call_tables(level - 1), "heuristic_subset"),
+        key_columns=CALL_KEY,
+        collect_settings=partial(settings, level=level),
+        reads=(*get_call_tables(level - 1), "heuristic_subset"),
         pool="gpu",
         kinds=frozenset({"pytorch", "parquet"}),
-        make=ByChunk(partial(chunks, level=level), compute, partial(rows, level=level)),
+        row_maker=ByChunk(partial(chunks, level=level), compute, partial(rows, level=level)),
     )
     running = Stage(
         name=results,
         description="The result per distinct call after others, by the tool that was called, or why there is none.",
         columns=tool_results.STAGE.columns,
-        key=tool_results.STAGE.key,
-        settings=run_settings,
+        key_columns=tool_results.STAGE.key_columns,
+        collect_settings=collect_run_settings,
         reads=(candidates, "heuristic_subset"),
         pool="tools",
-        volatile=tool_results.MEASURED_COLUMNS,
-        make=ByChunk(partial(run_chunks, level=level), tool_results.compute, partial(run_rows, level=level)),
-        in_warehouse=tool_results.STAGE.in_warehouse,
-        asset=StageAsset(calls=lambda output: output.lane.chainable.values()),
+        volatile_columns=tool_results.MEASURED_COLUMNS,
+        row_maker=ByChunk(
+            partial(plan_tool_runs, level=level), tool_results.compute, partial(build_result_rows, level=level)
+        ),
+        warehouse_form=tool_results.STAGE.warehouse_form,
+        asset=StageAsset(list_called_lanes=lambda output: output.lane.chainable_lanes_by_name.values()),
     )
     return sampling, running

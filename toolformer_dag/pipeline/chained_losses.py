@@ -20,34 +20,46 @@ import orjson
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
-from toolformer_dag.computing.stage import Chunk, Claimed, Planned, TableOutput, Work
-from toolformer_dag.computing.stored_rows import choose_chunk_limits, claim, require_whole, split_texts_into_chunks
+from toolformer_dag.computing.stage import Chunk, ClaimedKeys, Planned, TableOutput, Work
+from toolformer_dag.computing.stored_rows import (
+    choose_chunk_limits,
+    claim_keys,
+    require_no_lost_rows,
+    split_texts_into_chunks,
+)
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import LossRequest, NeedRequest
 from toolformer_dag.pipeline.chained_candidates import build_chains, read_calls_with_results
-from toolformer_dag.pipeline.losses import KEY as CALL_LOSS_KEY
-from toolformer_dag.pipeline.losses import CallsWithLosses, estimate_loss_tokens, losses_identity, read_stored_losses
+from toolformer_dag.pipeline.losses import CALL_LOSS_KEY as CALL_LOSS_KEY
+from toolformer_dag.pipeline.losses import (
+    CallsWithLosses,
+    collect_losses_identity,
+    estimate_loss_tokens,
+    read_stored_losses,
+)
 from toolformer_dag.pipeline.work_counts import EngineMeter, count_planned_work
 from toolformer_dag.texts.chains import (
     ChainLink,
-    chain_text,
+    build_swap_comparisons,
     compute_least_need,
-    other_results,
+    format_chain_json,
+    format_chain_text,
     parse_chain,
-    to_chain_json,
 )
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
 
-_CHAIN = {"text_digest": pl.String(), "position": pl.Int32(), "chain": pl.String()}
-LOSSES = pl.Schema({**_CHAIN, "loss_call": pl.Float64(), "loss_result": pl.Float64(), "reason": pl.String()})
+_CHAIN_KEY_SCHEMA = {"text_digest": pl.String(), "position": pl.Int32(), "chain": pl.String()}
+LOSS_SCHEMA = pl.Schema(
+    {**_CHAIN_KEY_SCHEMA, "loss_call": pl.Float64(), "loss_result": pl.Float64(), "reason": pl.String()}
+)
 """Stored losses of a `chain` (JSON) at a position of a text: without its last result, and with it."""
-NEEDS = pl.Schema({**_CHAIN, "others": pl.String(), "need": pl.Float64()})
+NEED_SCHEMA = pl.Schema({**_CHAIN_KEY_SCHEMA, "others": pl.String(), "need": pl.Float64()})
 """Stored needs of a chain; `others` are the results in place of its own with which they are compared, as JSON."""
-LOSS_KEY = tuple(_CHAIN)  # text_digest, position, chain
-NEED_KEY = (*_CHAIN, "others")
+LOSS_KEY_COLUMNS = tuple(_CHAIN_KEY_SCHEMA)  # text_digest, position, chain
+NEED_KEY_COLUMNS = (*_CHAIN_KEY_SCHEMA, "others")
 LOSS_COLUMNS = (
     "loss_empty",  # without calls
     "loss_before",  # the smallest after a shorter chain with which the chain begins
@@ -58,7 +70,13 @@ LOSS_COLUMNS = (
 
 
 class _ChainLosses(NamedTuple):
-    """The losses of a chain as they are stored, without its last result and with it; both null with a reason."""
+    """The losses of a chain as they are stored, in nats.
+
+    Attributes:
+        loss_call: The loss without the last result. None if there is a reason.
+        loss_result: The loss with the last result. None if there is a reason.
+        reason: Why there are no losses. None if there are.
+    """
 
     loss_call: float | None
     loss_result: float | None
@@ -66,47 +84,60 @@ class _ChainLosses(NamedTuple):
 
 
 class _NeedKey(NamedTuple):
-    """The key of a stored need (NEED_KEY)."""
+    """The key of a stored need (NEED_KEY_COLUMNS): how much the later calls of a chain need the earlier results.
+
+    Attributes:
+        text_digest: The hash of the text.
+        position: The index of the token before which the chain stands.
+        chain_json: The calls of the chain with their results, as JSON.
+        replacing_results_json: The results that take the place of the chain's own to measure the need, as JSON.
+    """
 
     text_digest: str
     position: int
-    chain: str
-    others: str
+    chain_json: str
+    replacing_results_json: str
 
 
 class ChainStores(NamedTuple):
     """The row stores of the losses and the needs of a lane's chains, under the plan's model."""
 
-    losses: RowStore
-    needs: RowStore
+    loss_store: RowStore
+    need_store: RowStore
 
 
 @dataclass(frozen=True, slots=True)
 class ChainChunk:
-    """Chains that lack losses (LOSS_KEY) or needs (NEED_KEY), and the texts (text_digest, text) they stand in."""
+    """Chains that lack losses or needs, and the texts in which they stand.
 
-    losses: pl.DataFrame
-    needs: pl.DataFrame
+    Attributes:
+        loss_keys: The chains without losses, in the columns LOSS_KEY_COLUMNS.
+        need_keys: The chains without a need, in the columns NEED_KEY_COLUMNS.
+        texts: The texts, in the columns text_digest and text.
+    """
+
+    loss_keys: pl.DataFrame
+    need_keys: pl.DataFrame
     texts: pl.DataFrame
 
-    def text_of(self) -> dict[str, str]:
+    def map_digest_to_text(self) -> dict[str, str]:
         """Return the texts by their hashes."""
         return dict(self.texts.select("text_digest", "text").iter_rows())
 
-    def text_digests(self) -> pl.DataFrame:
+    def select_text_digests(self) -> pl.DataFrame:
         """Return the distinct `text_digest` of the chains that lack something."""
-        of_losses = self.losses.select("text_digest")
-        of_needs = self.needs.select("text_digest")
+        of_losses = self.loss_keys.select("text_digest")
+        of_needs = self.need_keys.select("text_digest")
         return pl.concat([of_losses, of_needs]).unique()
 
-    def of_texts(self, texts: pl.DataFrame) -> Chunk:
+    def build_chunk_for_texts(self, texts: pl.DataFrame) -> Chunk:
         """Return the chunk of work for some of the texts (text_digest, tokens)."""
         payload = ChainChunk(
-            losses=self.losses.join(texts, on="text_digest", how="semi", maintain_order="left"),
-            needs=self.needs.join(texts, on="text_digest", how="semi", maintain_order="left"),
+            loss_keys=self.loss_keys.join(texts, on="text_digest", how="semi", maintain_order="left"),
+            need_keys=self.need_keys.join(texts, on="text_digest", how="semi", maintain_order="left"),
             texts=self.texts.join(texts, on="text_digest", how="semi"),
         )
-        return Chunk(units=texts.height, payload=payload, tokens=float(texts["tokens"].sum()))
+        return Chunk(unit_count=texts.height, payload=payload, estimated_tokens=float(texts["tokens"].sum()))
 
 
 def read_chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
@@ -118,10 +149,10 @@ def read_chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFr
     """
     calls = read_calls_with_results(output, shard, level)
     chains = build_chains(output.lane, calls)
-    return calls.with_columns(chain=chains, others=_choose_other_results(chains, level))
+    return calls.with_columns(chain=chains, others=_choose_replacing_results(chains, level))
 
 
-def _choose_other_results(chains: pl.Series, level: int) -> pl.Series:
+def _choose_replacing_results(chain_jsons: pl.Series, level: int) -> pl.Series:
     """Choose, for every call of a chain but the last, a result that can replace its own.
 
     The replacement is the result of another chain's call with the same index.
@@ -130,25 +161,27 @@ def _choose_other_results(chains: pl.Series, level: int) -> pl.Series:
         A chain with the results "12", "7" and "84" may get '["15", "9"]'.
 
     Args:
-        chains: Chains of `level` calls each, as JSON.
+        chain_jsons: Chains of `level` calls each, as JSON.
         level: The number of calls in a chain.
 
     Returns:
         For each chain, the replacing results as a JSON list. It is null if all chains have the same result at
         some index, so that there is nothing to replace it with.
     """
-    links_of_chains = [parse_chain(chain) for chain in chains]  # a link is a call with its result
+    links_of_chains = [parse_chain(chain) for chain in chain_jsons]  # a link is a call with its result
 
     replacements_by_index: list[dict[str, str]] = []  # for each call but the last: result -> another result
     for call_index in range(level - 1):
         results_at_index = {links[call_index].result for links in links_of_chains}
-        replacements_by_index.append(_map_results_to_next(results_at_index))  # empty if there is only one result
+        replacements_by_index.append(_map_result_to_next_result(results_at_index))  # empty if there is only one result
 
-    json_lists = [_find_swapped_results(links, replacements_by_index) for links in links_of_chains]
+    json_lists = [_find_replacing_results_json(links, replacements_by_index) for links in links_of_chains]
     return pl.Series(json_lists, dtype=pl.String)
 
 
-def _find_swapped_results(links: Sequence[ChainLink], replacements_by_index: Sequence[Mapping[str, str]]) -> str | None:
+def _find_replacing_results_json(
+    links: Sequence[ChainLink], replacements_by_index: Sequence[Mapping[str, str]]
+) -> str | None:
     """Look up a replacing result for every call of a chain but the last.
 
     Args:
@@ -166,7 +199,7 @@ def _find_swapped_results(links: Sequence[ChainLink], replacements_by_index: Seq
     return orjson.dumps(replacing_results).decode()
 
 
-def _map_results_to_next(results: Collection[str]) -> dict[str, str]:
+def _map_result_to_next_result(results: Collection[str]) -> dict[str, str]:
     """Map every result to another one: the next in a circle that is ordered by hash.
 
     The mapping is empty if there are fewer than two results.
@@ -177,17 +210,17 @@ def _map_results_to_next(results: Collection[str]) -> dict[str, str]:
     return dict(pairwise([*circle, circle[0]]))
 
 
-def _open_stores(worker: Worker, lane: Lane) -> ChainStores:
+def _open_chain_stores(worker: Worker, lane: Lane) -> ChainStores:
     """Open the row stores of a lane's chains."""
-    identity = losses_identity(worker.plan, lane)
+    identity = collect_losses_identity(worker.plan, lane)
     return ChainStores(
-        losses=worker.lane_rows(lane, "chained_losses", identity, LOSS_KEY, LOSSES),
-        needs=worker.lane_rows(lane, "chained_needs", identity, NEED_KEY, NEEDS),
+        loss_store=worker.open_lane_row_store(lane, "chained_losses", identity, LOSS_KEY_COLUMNS, LOSS_SCHEMA),
+        need_store=worker.open_lane_row_store(lane, "chained_needs", identity, NEED_KEY_COLUMNS, NEED_SCHEMA),
     )
 
 
-def plan_chains(
-    worker: Worker, output: TableOutput, chains: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
+def plan_chain_losses(
+    worker: Worker, output: TableOutput, chains: pl.DataFrame, texts: pl.DataFrame, claimed_keys: ClaimedKeys
 ) -> Planned:
     """Plan which losses and needs of a shard's chains the model still has to compute.
 
@@ -200,38 +233,38 @@ def plan_chains(
         chains: The columns text_digest, position, chain and `others`, the results (as JSON) that replace the
             chain's own to measure its need. `others` is null if no need is to be computed.
         texts: The columns text_digest and text, for the texts of the chains.
-        claimed: What earlier shards of this run will compute. Everything that is planned here is added to it.
+        claimed_keys: What earlier shards of this run will compute. Everything that is planned here is added to it.
 
     Returns:
         The work in chunks, and the counts of losses to compute and to reuse.
     """
-    stores = _open_stores(worker, output.lane)
-    loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)  # text_digest, position, chain
+    stores = _open_chain_stores(worker, output.lane)
+    loss_keys = chains.select(LOSS_KEY_COLUMNS).unique(maintain_order=True)  # text_digest, position, chain
     need_keys = _select_need_keys(chains)
 
     # Take what is neither stored nor claimed by an earlier shard, and claim it.
-    missing = ChainChunk(
-        losses=_claim_missing(claimed, stores.losses, loss_keys),
-        needs=_claim_missing(claimed, stores.needs, need_keys),
+    missing_work = ChainChunk(
+        loss_keys=_claim_missing_keys(claimed_keys, stores.loss_store, loss_keys),
+        need_keys=_claim_missing_keys(claimed_keys, stores.need_store, need_keys),
         texts=texts.select("text_digest", "text").unique("text_digest"),
     )
 
-    chunks = _split_into_chunks(worker.plan, loss_keys, missing)
-    counts = count_planned_work("losses", total=loss_keys.height, missing=missing.losses.height)
-    return Planned(chunks, counts)
+    chunks = _split_into_chunks(worker.plan, loss_keys, missing_work)
+    work = count_planned_work("losses", total_count=loss_keys.height, missing_count=missing_work.loss_keys.height)
+    return Planned(chunks, work)
 
 
-def _claim_missing(claimed: Claimed, store: RowStore, keys: pl.DataFrame) -> pl.DataFrame:
+def _claim_missing_keys(claimed_keys: ClaimedKeys, store: RowStore, keys: pl.DataFrame) -> pl.DataFrame:
     """Return the keys that a row store lacks and no earlier shard of this run computes, and claim them."""
-    return claim(claimed, store.name, store.missing(keys))
+    return claim_keys(claimed_keys, store.name, store.find_missing_keys(keys))
 
 
 def _select_need_keys(chains: pl.DataFrame) -> pl.DataFrame:
-    """Return the distinct keys (NEED_KEY) of the chains that have results to swap in."""
-    return chains.select(NEED_KEY).drop_nulls("others").unique(maintain_order=True)
+    """Return the distinct keys (NEED_KEY_COLUMNS) of the chains that have results to swap in."""
+    return chains.select(NEED_KEY_COLUMNS).drop_nulls("others").unique(maintain_order=True)
 
 
-def _split_into_chunks(plan: Plan, loss_keys: pl.DataFrame, missing: ChainChunk) -> list[Chunk]:
+def _split_into_chunks(plan: Plan, loss_keys: pl.DataFrame, missing_work: ChainChunk) -> list[Chunk]:
     """Split the missing losses and needs into chunks of about equal work.
 
     Everything that is missing for one text goes into the same chunk.
@@ -239,77 +272,77 @@ def _split_into_chunks(plan: Plan, loss_keys: pl.DataFrame, missing: ChainChunk)
     Args:
         plan: Gives the largest size of a chunk.
         loss_keys: The columns text_digest, position and chain, for all chains of the shard.
-        missing: The losses and needs to compute.
+        missing_work: The losses and needs to compute.
     """
     limits = choose_chunk_limits(plan, "judge")  # the judge is the model that computes losses
 
     estimated_tokens = estimate_loss_tokens(pl.col("chain").str.len_bytes())
     tokens_per_text = loss_keys.group_by("text_digest", maintain_order=True).agg(tokens=estimated_tokens)
 
-    # `whole` would say that nothing of a text is stored. False is always safe: then only the texts that lack
-    # something are split into chunks, not all texts of the shard.
-    incomplete_texts = missing.text_digests().with_columns(whole=False)
+    # `whole` says whether nothing of a text is stored. Chunks in which this is true of all texts are kept as they are,
+    # whatever else is stored. False is always safe: then the texts that lack something are split by themselves.
+    incomplete_texts = missing_work.select_text_digests().with_columns(whole=False)
     batches_of_texts = split_texts_into_chunks(
-        tokens_per_text, incomplete_texts, size=limits.texts, tokens=limits.tokens
+        tokens_per_text, incomplete_texts, max_texts=limits.max_texts, max_tokens=limits.max_tokens
     )
-    return [missing.of_texts(batch) for batch in batches_of_texts]
+    return [missing_work.build_chunk_for_texts(batch) for batch in batches_of_texts]
 
 
-def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:
+def compute_chain_losses(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:
     """Compute the missing losses and needs of a chunk with the model, and store them.
 
     Returns:
         How many tokens the model ran, and with which backend.
     """
-    engine = worker.engine("judge")
+    engine = worker.get_engine("judge")
     meter = EngineMeter(engine)
-    stores = _open_stores(worker, output.lane)
-    text_by_digest = chunk.text_of()
+    stores = _open_chain_stores(worker, output.lane)
+    text_by_digest = chunk.map_digest_to_text()
 
-    losses = _compute_losses(engine, chunk.losses.select(LOSS_KEY), text_by_digest)
-    stores.losses.append(losses)
+    losses = _compute_losses(engine, chunk.loss_keys.select(LOSS_KEY_COLUMNS), text_by_digest)
+    stores.loss_store.append_rows(losses)
 
-    needs = _compute_needs(engine, chunk.needs.select(NEED_KEY), text_by_digest)
-    stores.needs.append(needs)
-    return meter.work()
+    needs = _compute_needs(engine, chunk.need_keys.select(NEED_KEY_COLUMNS), text_by_digest)
+    stores.need_store.append_rows(needs)
+    return meter.measure_work()
 
 
-def _compute_losses(engine: "Engine", keys: pl.DataFrame, text_by_digest: Mapping[str, str]) -> pl.DataFrame:
+def _compute_losses(engine: "Engine", loss_keys: pl.DataFrame, text_by_digest: Mapping[str, str]) -> pl.DataFrame:
     """Compute the losses of chains after the last call, without its result and with it.
 
     Args:
         engine: The model.
-        keys: The chains to measure, with the columns LOSS_KEY.
+        loss_keys: The chains to measure, with the columns LOSS_KEY_COLUMNS.
         text_by_digest: The texts by their hash.
 
     Returns:
-        One row per chain with the columns LOSSES, in the order of `keys`.
+        One row per chain with the columns LOSS_SCHEMA, in the order of `loss_keys`.
     """
     requests = []
-    for text_digest, position, chain in keys.iter_rows():
+    for text_digest, position, chain in loss_keys.iter_rows():
         requests.append(_build_loss_request(text_by_digest[text_digest], position, chain))
 
-    stored_losses = [_to_stored_losses(losses) for losses in engine.chained_losses(requests)]
-    schema = {name: LOSSES[name] for name in _ChainLosses._fields}
-    return keys.hstack(pl.DataFrame(stored_losses, schema=schema, orient="row"))
+    stored_losses = [_to_stored_losses(losses) for losses in engine.compute_chained_losses(requests)]
+    schema = {name: LOSS_SCHEMA[name] for name in _ChainLosses._fields}
+    return loss_keys.hstack(pl.DataFrame(stored_losses, schema=schema, orient="row"))
 
 
-def _build_loss_request(text: str, position: int, chain: str) -> LossRequest:
+def _build_loss_request(text: str, position: int, chain_json: str) -> LossRequest:
     """Build the request for the losses of the last call of a chain, which follows the earlier calls.
 
     Args:
         text: The text without calls.
         position: Where the chain stands in the text.
-        chain: The calls with their results, as JSON.
+        chain_json: The calls with their results, as JSON.
     """
-    *earlier_links, last_link = parse_chain(chain)
+    *earlier_links, last_link = parse_chain(chain_json)
     return LossRequest(
         text=text,
         position=position,
         tool=last_link.tool,
         input=last_link.input,
         result=last_link.result,
-        calls=chain_text(earlier_links),
+        earlier_calls=format_chain_text(earlier_links),
     )
 
 
@@ -331,25 +364,27 @@ def _to_stored_losses(losses: tuple[float, float] | None) -> _ChainLosses:
     return _ChainLosses(loss_call, loss_result, reason=None)
 
 
-def _compute_needs(engine: "Engine", keys: pl.DataFrame, text_by_digest: Mapping[str, str]) -> pl.DataFrame:
-    """Compute how much the later calls of chains depend on the earlier results.
+def _compute_needs(engine: "Engine", need_keys: pl.DataFrame, text_by_digest: Mapping[str, str]) -> pl.DataFrame:
+    """Compute the need of chains: how much the later calls depend on the earlier results.
 
     Args:
         engine: The model.
-        keys: The chains and the results that replace their own, with the columns NEED_KEY.
+        need_keys: The chains and the results that replace their own, with the columns NEED_KEY_COLUMNS.
         text_by_digest: The texts by their hash.
 
     Returns:
-        `keys` with one more column, `need`.
+        `need_keys` with one more column, `need`: by how many nats the least needed result of the chain helps a later
+        call.
     """
-    requests: list[NeedRequest] = []  # one or more per chain, in the order of `keys`
-    for values in keys.iter_rows():
-        requests += _build_need_requests(_NeedKey(*values), text_by_digest)
+    requests: list[NeedRequest] = []  # one or more per chain, in the order of `need_keys`
+    for key_fields in need_keys.iter_rows():
+        requests += _build_need_requests(_NeedKey(*key_fields), text_by_digest)
 
-    gains = engine.needs(requests)
-    chain_lengths = [len(parse_chain(chain)) for chain in keys["chain"]]
+    gains = engine.compute_needs(requests)  # one per request
+    # The length of a chain tells how many of the gains are its own.
+    chain_lengths = [len(parse_chain(chain_json)) for chain_json in need_keys["chain"]]
     needs = _compute_least_needs(chain_lengths, gains)
-    return keys.with_columns(need=pl.Series(needs, dtype=pl.Float64))
+    return need_keys.with_columns(need=pl.Series(needs, dtype=pl.Float64))
 
 
 def _compute_least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -> list[float]:
@@ -373,7 +408,7 @@ def _compute_least_needs(chain_lengths: Sequence[int], gains: Sequence[float]) -
     return needs
 
 
-def _build_need_requests(key: _NeedKey, text_by_digest: Mapping[str, str]) -> list[NeedRequest]:
+def _build_need_requests(need_key: _NeedKey, text_by_digest: Mapping[str, str]) -> list[NeedRequest]:
     """Build the requests that measure whether the later calls of a chain need the earlier results.
 
     Each request compares how likely a call is after the true results and after one of them is replaced.
@@ -385,23 +420,23 @@ def _build_need_requests(key: _NeedKey, text_by_digest: Mapping[str, str]) -> li
     Returns:
         One request for each pair of a result and a later call.
     """
-    true_links = parse_chain(key.chain)
-    replacing_results = orjson.loads(key.others)  # one for each call but the last
+    true_links = parse_chain(need_key.chain_json)
+    replacing_results = orjson.loads(need_key.replacing_results_json)  # one for each call but the last
 
     requests = []
-    for comparison in other_results(true_links, replacing_results):
+    for comparison in build_swap_comparisons(true_links, replacing_results):
         request = NeedRequest(
-            text=text_by_digest[key.text_digest],
-            position=key.position,
-            before=comparison.before,
-            other=comparison.before_with_swap,
-            call=comparison.call,
+            text=text_by_digest[need_key.text_digest],
+            position=need_key.position,
+            earlier_calls=comparison.calls_before,
+            other_earlier_calls=comparison.calls_before_with_swap,
+            call=comparison.call_text,
         )
         requests.append(request)
     return requests
 
 
-def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> CallsWithLosses:
+def with_chain_losses(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> CallsWithLosses:
     """Add the stored losses and needs to a table of chains.
 
     A chain is a sequence of calls at one position of a text, each made after the results of the earlier ones.
@@ -415,37 +450,43 @@ def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> Ca
     Returns:
         The chains with these columns added:
 
-        - loss_empty, loss_before, loss_call, loss_result: in nats; all null if one could not be computed
+        - loss_empty: the loss without calls, in nats
+        - loss_before: the smallest loss after the first calls of the chain, without the last one
+        - loss_call, loss_result: the losses after the whole chain, without and with the result of its last call
         - need: how much the later calls need the earlier results, in nats; null if `others` is null
         - reason: why there are no losses (such as does_not_fit or not_finite), or idle_first if `need` is 0 or
             less, unless the settings keep such chains
 
+        All four losses are null if one of them could not be computed.
+
     Raises:
         StorageError: Stored rows were damaged since they were computed.
     """
-    stores = _open_stores(worker, output.lane)
-    scored = _with_losses_and_needs(output, stores, chains)  # adds loss_call, loss_result, need, reason
+    stores = _open_chain_stores(worker, output.lane)
+    # Adds loss_call, loss_result, need and reason.
+    with_own_losses = _with_losses_and_needs(output, stores, chains)
 
-    losses_of_shorter = _read_losses_of_shorter_chains(worker, output, chains)  # loss_empty, loss_before, first_reason
-    scored = scored.join(losses_of_shorter, on=LOSS_KEY, maintain_order="left")
+    # Adds loss_empty, loss_before and first_reason (why the first call has no losses).
+    losses_of_shorter_chains = _read_losses_of_shorter_chains(worker, output, chains)
+    with_all_losses = with_own_losses.join(losses_of_shorter_chains, on=LOSS_KEY_COLUMNS, maintain_order="left")
 
-    scored = _without_incomplete_losses(scored)
+    scored_chains = _without_incomplete_losses(with_all_losses)  # also merges first_reason into reason
     if not worker.plan.settings.filtering.keep_idle_first:
-        scored = _with_idle_first(scored)
-    return CallsWithLosses(scored, [stores.losses.name, stores.needs.name])
+        scored_chains = _with_idle_first_reasons(scored_chains)
+    return CallsWithLosses(scored_chains, [stores.loss_store.name, stores.need_store.name])
 
 
 def _with_losses_and_needs(output: TableOutput, stores: ChainStores, chains: pl.DataFrame) -> pl.DataFrame:
     """Add what is stored for each chain: the columns loss_call, loss_result, reason and need."""
-    losses = _read_stored_rows(output, stores.losses, chains.select(LOSS_KEY), "losses")
-    needs = _read_stored_rows(output, stores.needs, _select_need_keys(chains), "needs")
+    losses = _read_stored_rows(output, stores.loss_store, chains.select(LOSS_KEY_COLUMNS), "losses")
+    needs = _read_stored_rows(output, stores.need_store, _select_need_keys(chains), "needs")
 
-    with_losses = chains.join(losses, on=LOSS_KEY, maintain_order="left")
-    return with_losses.join(needs, on=NEED_KEY, how="left", maintain_order="left")
+    with_losses = chains.join(losses, on=LOSS_KEY_COLUMNS, maintain_order="left")
+    return with_losses.join(needs, on=NEED_KEY_COLUMNS, how="left", maintain_order="left")
 
 
-def _with_idle_first(chains: pl.DataFrame) -> pl.DataFrame:
-    """Give chains the reason idle_first where no later call needs the earlier results (`need` <= 0)."""
+def _with_idle_first_reasons(chains: pl.DataFrame) -> pl.DataFrame:
+    """Give the reason idle_first to chains in which no later call needs the earlier results (`need` <= 0)."""
     idle_first = pl.when(pl.col("need") <= 0).then(pl.lit("idle_first"))
     return chains.with_columns(reason=pl.coalesce("reason", idle_first))
 
@@ -461,26 +502,26 @@ def _without_incomplete_losses(chains: pl.DataFrame) -> pl.DataFrame:
     return with_reasons.with_columns(pl.when(has_losses).then(name).alias(name) for name in LOSS_COLUMNS)
 
 
-def _read_stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what: str) -> pl.DataFrame:
-    """Read the stored rows that have the given keys, one per distinct key.
+def _read_stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, row_kind: str) -> pl.DataFrame:
+    """Return the stored rows with some keys, one per distinct key.
 
     Args:
         output: The table to be computed, for the error message.
         store: Where the rows are stored.
         keys: The keys, which may repeat.
-        what: What the rows are, for the error message, such as "losses".
+        row_kind: What the rows are, for the error message, such as "losses".
 
     Raises:
         StorageError: Some rows are missing.
     """
     distinct_keys = keys.unique()
-    stored_rows = store.stored(distinct_keys)
-    require_whole(output, what, distinct_keys.height - stored_rows.height)
+    stored_rows = store.read_stored_rows(distinct_keys)
+    require_no_lost_rows(output, row_kind, distinct_keys.height - stored_rows.height)
     return stored_rows
 
 
 def _read_losses_of_shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
-    """Look up the losses of the shorter chains that each chain begins with.
+    """Return the losses of the shorter chains with which each chain begins.
 
     A chain of three calls begins with its first call and with a chain of two.
 
@@ -492,61 +533,65 @@ def _read_losses_of_shorter_chains(worker: Worker, output: TableOutput, chains: 
         - loss_before: the smallest loss after a shorter chain, or null if none is stored
         - first_reason: why the first call has no losses, or null if it has some
     """
-    distinct_chains = chains.select(LOSS_KEY).unique(maintain_order=True)
+    distinct_chains = chains.select(LOSS_KEY_COLUMNS).unique(maintain_order=True)
     links_of_chains = [parse_chain(chain) for chain in distinct_chains["chain"]]  # the calls of each chain
 
     # Adds the losses of single calls: loss_empty, loss_after_1, first_reason.
     with_first_calls = _with_first_calls(worker, output.lane, distinct_chains, links_of_chains)
     # Adds loss_before, for which the losses of chains of two or more calls are read too.
     with_loss_before = _with_loss_before(worker, output.lane, with_first_calls, links_of_chains)
-    return with_loss_before.select(*LOSS_KEY, "loss_empty", "loss_before", "first_reason")
+    return with_loss_before.select(*LOSS_KEY_COLUMNS, "loss_empty", "loss_before", "first_reason")
 
 
 def _with_loss_before(
-    worker: Worker, lane: Lane, table: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
+    worker: Worker, lane: Lane, chains_with_first_loss: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
 ) -> pl.DataFrame:
-    """Add the smallest stored loss after a shorter chain that each chain begins with, as the column loss_before.
+    """Add loss_before: the smallest stored loss after the first calls of a chain, without its last one.
+
+    For a chain of four calls it is the smallest of the losses after its first call, its first two and its first three.
 
     Args:
         worker: Opens the store of losses.
         lane: The tool with its settings.
-        table: One row per chain: text_digest, position, chain and loss_after_1, the loss after its first call.
+        chains_with_first_loss: One row per chain: text_digest, position, chain and loss_after_1, the loss after its
+            first call.
         links_of_chains: The calls of each chain, in the order of the rows.
     """
-    loss_store = _open_stores(worker, lane).losses
+    loss_store = _open_chain_stores(worker, lane).loss_store
+    chains = chains_with_first_loss
 
     loss_columns = ["loss_after_1"]
-    for length in range(2, lane.depth):  # the longest chain has `depth` calls
+    for call_count in range(2, lane.max_chain_calls):  # the longest chain has `max_chain_calls` calls
         # Adds the column loss_after_2, then loss_after_3, ... It is null for chains that are not longer.
-        table = _with_losses_after(loss_store, table, links_of_chains, length)
-        loss_columns.append(f"loss_after_{length}")
+        chains = _with_loss_after_first_calls(loss_store, chains, links_of_chains, call_count)
+        loss_columns.append(f"loss_after_{call_count}")
 
     smallest_loss = pl.min_horizontal(loss_columns)  # ignores nulls
-    return table.with_columns(loss_before=smallest_loss)
+    return chains.with_columns(loss_before=smallest_loss)
 
 
-def _with_losses_after(
-    store: RowStore, table: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]], length: int
+def _with_loss_after_first_calls(
+    loss_store: RowStore, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]], call_count: int
 ) -> pl.DataFrame:
     """Add the stored loss after the first calls of each chain, as a column such as loss_after_2.
 
     Args:
-        store: The stored losses of chains.
-        table: One row per chain: text_digest, position, chain and other columns.
+        loss_store: The stored losses of chains.
+        chains: One row per chain: text_digest, position, chain and other columns.
         links_of_chains: The calls of each chain, in the order of the rows.
-        length: How many calls count as the first ones. The new column is null for chains that are not longer.
+        call_count: How many calls count as the first ones. The new column is null for chains that are not longer.
     """
-    beginnings = [_build_beginning(links, length) for links in links_of_chains]  # as JSON, or None
-    with_beginnings = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
-    with_losses = _with_loss_of_beginning(store, with_beginnings, f"loss_after_{length}")
+    beginnings = [_build_beginning_json(links, call_count) for links in links_of_chains]  # as JSON, or None
+    with_beginnings = chains.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
+    with_losses = _with_loss_of_beginning(loss_store, with_beginnings, f"loss_after_{call_count}")
     return with_losses.drop("beginning")
 
 
-def _build_beginning(links: Sequence[ChainLink], length: int) -> str | None:
-    """Return the first `length` calls of a chain as JSON, or None if the chain is not longer than that."""
-    if len(links) <= length:
+def _build_beginning_json(links: Sequence[ChainLink], call_count: int) -> str | None:
+    """Return the first `call_count` calls of a chain as JSON, or None if the chain is not longer than that."""
+    if len(links) <= call_count:
         return None
-    return to_chain_json(links[:length])
+    return format_chain_json(links[:call_count])
 
 
 def _with_first_calls(
@@ -568,7 +613,7 @@ def _with_first_calls(
         - loss_after_1: the loss after its result, or null if it is not stored
         - first_reason: why its losses could not be computed, else null
     """
-    with_first_calls = chains.hstack(_build_first_calls(links_of_chains))
+    with_first_calls = chains.hstack(_build_first_calls_frame(links_of_chains))
 
     # The losses of single calls are stored under text_digest, position, input and result (CALL_LOSS_KEY).
     call_keys = with_first_calls.select(CALL_LOSS_KEY).unique()
@@ -577,7 +622,7 @@ def _with_first_calls(
     return with_first_calls.join(losses, on=CALL_LOSS_KEY, how="left", maintain_order="left")
 
 
-def _build_first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.DataFrame:
+def _build_first_calls_frame(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.DataFrame:
     """Build a table with the input and the result of the first call of each chain."""
     first_links = [links[0] for links in links_of_chains]
     inputs = pl.Series("input", [link.input for link in first_links], dtype=pl.String)
@@ -585,19 +630,23 @@ def _build_first_calls(links_of_chains: Sequence[Sequence[ChainLink]]) -> pl.Dat
     return pl.DataFrame([inputs, results])
 
 
-def _with_loss_of_beginning(store: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
+def _with_loss_of_beginning(
+    loss_store: RowStore, chains_with_beginnings: pl.DataFrame, loss_column: str
+) -> pl.DataFrame:
     """Add the stored loss after the first calls of each chain.
 
     Args:
-        store: The stored losses of chains.
-        table: The columns text_digest, position, `beginning` and others. A beginning is the first calls of a
-            longer chain as JSON, such as '[{"tool": "QA", "input": "...", "result": "..."}]', or null.
+        loss_store: The stored losses of chains.
+        chains_with_beginnings: The columns text_digest, position, `beginning` and others. A beginning is the first
+            calls of a longer chain as JSON, such as '[{"tool": "QA", "input": "...", "result": "..."}]', or null.
         loss_column: The name of the new column. It is null if there is no beginning or no stored loss.
     """
     beginning_key = ("text_digest", "position", "beginning")
-    beginnings = table.select(beginning_key).drop_nulls("beginning").unique()
+    beginnings = chains_with_beginnings.select(beginning_key).drop_nulls("beginning").unique()
 
     # A beginning is a chain itself: the store has it in the column `chain`.
-    stored_rows = store.stored(beginnings.rename({"beginning": "chain"}))
+    stored_rows = loss_store.read_stored_rows(beginnings.rename({"beginning": "chain"}))
     losses = stored_rows.rename({"chain": "beginning", "loss_result": loss_column})
-    return table.join(losses.select(*beginning_key, loss_column), on=beginning_key, how="left", maintain_order="left")
+    return chains_with_beginnings.join(
+        losses.select(*beginning_key, loss_column), on=beginning_key, how="left", maintain_order="left"
+    )

@@ -11,54 +11,61 @@ from typing import NamedTuple
 import polars as pl
 
 from toolformer_dag.computing.lane_tables import LaneTable
-from toolformer_dag.computing.stage import CALL_KEY, TEXT_KEY, Rejected, TableOutput, count_by_reason
+from toolformer_dag.computing.stage import CALL_KEY, TEXT_KEY, RejectionCounts, TableOutput, count_rejected_rows
 from toolformer_dag.pipeline import chained_candidates
 from toolformer_dag.pipeline.controls import Control
 from toolformer_dag.settings.sections import ControlSettings
-from toolformer_dag.tools.tool import NO_OPERATION
+from toolformer_dag.tools.tool import NO_OPERATION_REASON
 
-PLACE = (*TEXT_KEY, "position")
+PLACE_KEY_COLUMNS = (*TEXT_KEY, "position")
 """Key of a place: a position of a text."""
-DISTINCT_CALL = (*PLACE, "input")
+DISTINCT_CALL_KEY = (*PLACE_KEY_COLUMNS, "input")
 """Key of the calls that get results: samples that wrote the same call at the same place get the same ones."""
-SWAPPED = pl.List(pl.String())
+SWAPPED_RESULTS_TYPE = pl.List(pl.String())
 """The type of a column with the other results of a call, one per swap."""
 SWAPPED_COLUMNS = (*CALL_KEY, "source", "char_offset", "input", "result", "p_api", "reason", "chain")
 """Columns of a scored call that its swaps have too."""
-FIRST_SAMPLES = (0, -1, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.FIRST_SAMPLE)
+FIRST_SAMPLE_NUMBERS = (
+    0,
+    -1,
+    chained_candidates.FIRST_CHAINED_SAMPLE_NUMBER,
+    2 * chained_candidates.FIRST_CHAINED_SAMPLE_NUMBER,
+)
 """The numbers (`sample`) of the first calls at a position: sampled, of another source, after one and two calls."""
 
 
 class SwappedCalls(NamedTuple):
     """The calls of a control in a shard, before they are scored.
 
-    - texts: all texts of the shard
-    - calls: the calls that got another result, a row per swap
-    - left_out: how many calls got none, by shard and reason; also those that had a reason before
+    Attributes:
+        texts: All texts of the shard.
+        calls: The calls that got another result, with a row per swap.
+        left_out_counts: How many calls got none, by (shard, reason). Calls that had been rejected before count too.
     """
 
     texts: pl.DataFrame
     calls: pl.DataFrame
-    left_out: Rejected
+    left_out_counts: RejectionCounts
 
     @staticmethod
-    def of(texts: pl.DataFrame, calls: pl.DataFrame, exchanged: pl.DataFrame) -> "SwappedCalls":
-        """Sort out which calls got another result, and count the others by reason.
+    def from_exchanged_calls(texts: pl.DataFrame, calls: pl.DataFrame, exchanged_calls: pl.DataFrame) -> "SwappedCalls":
+        """Return the calls that got another result, and count the others by reason.
 
         Args:
             texts: All texts of the shard.
             calls: All scored calls of the shard.
-            exchanged: The rows that `exchange` returned.
+            exchanged_calls: The rows that `exchange_results` returned.
         """
-        without_reason = exchanged.filter(pl.col("reason").is_null())
+        # `reason` says why a call was rejected before, `swap_reason` why it got no other result here.
+        without_reason = exchanged_calls.filter(pl.col("reason").is_null())
         swapped = without_reason.filter(pl.col("result").is_not_null())
 
-        left_out_before = count_by_reason(calls)
-        left_out_here = count_by_reason(without_reason, "swap_reason")
+        left_out_before = count_rejected_rows(calls)
+        left_out_here = count_rejected_rows(without_reason, "swap_reason")
         return SwappedCalls(
             texts=texts,
             calls=swapped.drop("reason", "swap_reason"),
-            left_out=left_out_before + left_out_here,
+            left_out_counts=left_out_before + left_out_here,
         )
 
 
@@ -77,7 +84,7 @@ def swap_call_results(control: Control, output: TableOutput, shard: str, scored_
         MissingPart: A table has no rows for the shard yet.
         DamagedPart: A file of a table is damaged.
     """
-    texts = output.lane_table("heuristic_subset").read(shard)
+    texts = output.get_lane_table("heuristic_subset").read_part(shard)
     calls = _read_scored_calls(output, shard, scored_table)
     exchangeable_calls = calls.filter(_has_usable_result())
 
@@ -88,15 +95,15 @@ def swap_call_results(control: Control, output: TableOutput, shard: str, scored_
     else:
         candidates = exchangeable_calls
 
-    exchanged = exchange(
+    exchanged = exchange_results(
         exchangeable_calls,
         control=control,
         settings=output.plan.settings.control,
         texts=texts,
-        likeliest=select_likeliest_places(candidates),
-        limit=output.plan.settings.evaluation.swapped_texts,
+        likeliest_places=select_likeliest_places(candidates),
+        max_texts=output.plan.settings.evaluation.swapped_texts,
     )
-    return SwappedCalls.of(texts, calls, exchanged)
+    return SwappedCalls.from_exchanged_calls(texts, calls, exchanged)
 
 
 def _has_usable_result() -> pl.Expr:
@@ -105,13 +112,13 @@ def _has_usable_result() -> pl.Expr:
     That is a call that was not rejected. Calls without an operation may be used too, so that others can get their
     results, although they are not swapped themselves.
     """
-    return pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION)
+    return pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION_REASON)
 
 
 def _read_scored_calls(output: TableOutput, shard: str, scored_table: LaneTable) -> pl.DataFrame:
     """Read the calls of a shard from a table of scores, with the columns SWAPPED_COLUMNS."""
-    scored_calls = output.lane_table(scored_table).read(shard)
-    return scored_calls.select(SWAPPED_COLUMNS).with_columns(_fill_likelihood())
+    scored_calls = output.get_lane_table(scored_table).read_part(shard)
+    return scored_calls.select(SWAPPED_COLUMNS).with_columns(_build_p_api_without_nulls())
 
 
 def _read_candidate_places(output: TableOutput, shard: str) -> pl.DataFrame:
@@ -119,22 +126,22 @@ def _read_candidate_places(output: TableOutput, shard: str) -> pl.DataFrame:
 
     The version of their table is no input of the stage, because that position is the same for every k, m and tau_s.
     """
-    return output.lane_table("scored_candidates").read(shard).with_columns(_fill_likelihood())
+    return output.get_lane_table("scored_candidates").read_part(shard).with_columns(_build_p_api_without_nulls())
 
 
-def _fill_likelihood() -> pl.Expr:
+def _build_p_api_without_nulls() -> pl.Expr:
     """Return the column p_api with 0 instead of null: calls of a file may have none, and are then equally likely."""
     return pl.col("p_api").fill_null(0.0)
 
 
-def exchange(
+def exchange_results(
     calls: pl.DataFrame,
     *,
     control: Control,
     settings: ControlSettings,
     texts: pl.DataFrame,
-    likeliest: pl.DataFrame,
-    limit: int,
+    likeliest_places: pl.DataFrame,
+    max_texts: int,
 ) -> pl.DataFrame:
     """Replace the results of a shard's calls by other results.
 
@@ -146,8 +153,8 @@ def exchange(
         control: Chooses the other results, up to a few for each call.
         settings: The settings of the controls.
         texts: All texts of the shard: shard, digest, segment, text_digest.
-        likeliest: The most probable position of each text: shard, digest, segment, position.
-        limit: How many distinct texts are sampled. As many again are sampled among the texts in which a rule or
+        likeliest_places: The most probable position of each text: shard, digest, segment, position.
+        max_texts: How many distinct texts are sampled. As many again are sampled among the texts in which a rule or
             a file proposed a call, so a limit of 200 gives at most 400 texts.
 
     Returns:
@@ -161,14 +168,14 @@ def exchange(
     """
     # Choose the texts whose calls are swapped. The join adds the columns text_digest and sampled.
     proposed_texts = calls.filter(pl.col("sample") < 0).select(TEXT_KEY).unique()
-    sampled_texts = _sample_texts(texts, limit, proposed_texts)
+    sampled_texts = _sample_texts(texts, max_texts, proposed_texts)
     calls = calls.join(sampled_texts, on=TEXT_KEY, maintain_order="left")
 
     # Mark the calls whose results others may get (`gives`). Equal calls become one.
-    marked_calls = calls.with_columns(gives=_may_give_result(calls, likeliest))
+    marked_calls = calls.with_columns(gives=_may_give_result(calls, likeliest_places))
     distinct_calls = _select_distinct_calls(marked_calls)
 
-    other_results = control.other_results(distinct_calls, settings)  # a list for each sampled call
+    other_results = control.choose_other_results(distinct_calls, settings)  # a list for each sampled call
     swaps = _number_swaps(distinct_calls, other_results, max_swaps=settings.swaps)
     return _with_swaps(calls, swaps)
 
@@ -186,15 +193,15 @@ def _number_swaps(
         max_swaps: How many swaps a call may have.
 
     Returns:
-        The columns DISTINCT_CALL, `swapped` (the other result) and `swap` (its number).
+        The columns DISTINCT_CALL_KEY, `swapped` (the other result) and `swap` (its number).
     """
-    sampled_calls = distinct_calls.filter("sampled").select(*DISTINCT_CALL, "result")
-    with_lists = sampled_calls.with_columns(swapped=pl.Series(other_results, dtype=SWAPPED))
+    sampled_calls = distinct_calls.filter("sampled").select(*DISTINCT_CALL_KEY, "result")
+    with_lists = sampled_calls.with_columns(swapped=pl.Series(other_results, dtype=SWAPPED_RESULTS_TYPE))
 
     one_per_row = with_lists.explode("swapped")
     swaps = one_per_row.filter(pl.col("swapped") != pl.col("result")).drop("result")
 
-    number_in_call = pl.int_range(pl.len(), dtype=pl.Int32).over(DISTINCT_CALL)
+    number_in_call = pl.int_range(pl.len(), dtype=pl.Int32).over(DISTINCT_CALL_KEY)
     return swaps.with_columns(swap=number_in_call).filter(pl.col("swap") < max_swaps)
 
 
@@ -202,19 +209,21 @@ def _with_swaps(calls: pl.DataFrame, swaps: pl.DataFrame) -> pl.DataFrame:
     """Replace the results of calls by those of their swaps.
 
     Args:
-        calls: The calls, with a column `sampled`, which is dropped.
-        swaps: The columns DISTINCT_CALL, `swapped` (the other result) and `swap` (its number).
+        calls: The calls, with a column `sampled` (whether the text of the call is among the sampled ones), which is
+            dropped.
+        swaps: The columns DISTINCT_CALL_KEY, `swapped` (the other result) and `swap` (its number).
 
     Returns:
         One row per call and swap. A call without another result stays as one row with a null result, the
         swap 0 and a `swap_reason`.
     """
-    joined = calls.join(swaps, on=DISTINCT_CALL, how="left", maintain_order="left")
-    joined = joined.with_columns(pl.col("swap").fill_null(0), swap_reason=_explain_no_swap(), result="swapped")
-    return joined.drop("sampled", "swapped")
+    calls_and_swaps = calls.join(swaps, on=DISTINCT_CALL_KEY, how="left", maintain_order="left")
+    swap_reason = _build_no_swap_reason()  # from `sampled` and `swapped`
+    swapped_calls = calls_and_swaps.with_columns(pl.col("swap").fill_null(0), swap_reason=swap_reason, result="swapped")
+    return swapped_calls.drop("sampled", "swapped")
 
 
-def _explain_no_swap() -> pl.Expr:
+def _build_no_swap_reason() -> pl.Expr:
     """Build the column that says why a call has no other result: not_sampled or no_other_result.
 
     It is null for a call that has one.
@@ -223,20 +232,21 @@ def _explain_no_swap() -> pl.Expr:
     return pl.when("sampled").then(has_no_result).otherwise(pl.lit("not_sampled"))
 
 
-def _may_give_result(calls: pl.DataFrame, likeliest: pl.DataFrame) -> pl.Series:
-    """Decide for each call whether others may get its result.
+def _may_give_result(calls: pl.DataFrame, likeliest_places: pl.DataFrame) -> pl.Series:
+    """Return for each call whether others may get its result.
 
-    They may if it is one of the first samples at the most probable position of its text. Such calls exist for every
-    k and m, so neither setting changes which results the other calls get.
+    They may if it is one of the first samples at the most probable position of its text. Such calls exist
+    whatever the number of positions per text (k) and of samples per position (m), so neither setting changes which
+    results the other calls get.
 
     Args:
         calls: The calls of a shard.
-        likeliest: The most probable position of each text, with the columns PLACE.
+        likeliest_places: The most probable position of each text, with the columns PLACE_KEY_COLUMNS.
     """
-    marked_places = likeliest.select(PLACE, likeliest=True)
-    marked_calls = calls.join(marked_places, on=PLACE, how="left", maintain_order="left")
+    marked_places = likeliest_places.select(PLACE_KEY_COLUMNS, likeliest=True)
+    marked_calls = calls.join(marked_places, on=PLACE_KEY_COLUMNS, how="left", maintain_order="left")
     is_at_likeliest_place = marked_calls["likeliest"].fill_null(False)
-    return is_at_likeliest_place & marked_calls["sample"].is_in(FIRST_SAMPLES)
+    return is_at_likeliest_place & marked_calls["sample"].is_in(FIRST_SAMPLE_NUMBERS)
 
 
 def select_likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
@@ -249,18 +259,18 @@ def select_likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
         The columns shard, digest, segment and position.
     """
     most_probable_first = candidates.sort("p_api", "position", descending=[True, False])
-    return most_probable_first.unique(TEXT_KEY, keep="first", maintain_order=True).select(PLACE)
+    return most_probable_first.unique(TEXT_KEY, keep="first", maintain_order=True).select(PLACE_KEY_COLUMNS)
 
 
-def _sample_texts(texts: pl.DataFrame, limit: int, proposed_texts: pl.DataFrame) -> pl.DataFrame:
+def _sample_texts(texts: pl.DataFrame, max_texts: int, proposed_texts: pl.DataFrame) -> pl.DataFrame:
     """Sample texts by their hashes, so that the same texts are chosen every time.
 
-    Two groups are sampled: texts with one of the `limit` smallest hashes of their shard, and texts with one of
-    the `limit` smallest hashes among the shard's texts with proposed calls. Equal texts count once.
+    Two groups are sampled: texts with one of the `max_texts` smallest hashes of their shard, and texts with one of
+    the `max_texts` smallest hashes among the shard's texts with proposed calls. Equal texts count once.
 
     Args:
         texts: The texts, with the columns shard, digest, segment and text_digest.
-        limit: How many distinct texts each group has at most.
+        max_texts: How many distinct texts each group has at most.
         proposed_texts: The texts in which a rule or a file proposed a call: shard, digest, segment.
 
     Returns:
@@ -272,30 +282,30 @@ def _sample_texts(texts: pl.DataFrame, limit: int, proposed_texts: pl.DataFrame)
     marked_as_proposed = proposed_texts.with_columns(proposed=True)
     marked_texts = hashed_texts.join(marked_as_proposed, on=TEXT_KEY, how="left", maintain_order="left")
 
-    is_among_all = _is_among_smallest(pl.col("hash"), limit)
+    is_among_all = _is_among_smallest_hashes(pl.col("hash"), max_texts)
     hash_if_proposed = pl.when("proposed").then("hash")  # null for other texts, which then have no rank
-    is_among_proposed = _is_among_smallest(hash_if_proposed, limit).fill_null(False)
+    is_among_proposed = _is_among_smallest_hashes(hash_if_proposed, max_texts).fill_null(False)
     return marked_texts.select(*TEXT_KEY, "text_digest", sampled=is_among_all | is_among_proposed)
 
 
-def _is_among_smallest(hashes: pl.Expr, limit: int) -> pl.Expr:
-    """Return whether a hash is among the `limit` smallest distinct ones of its shard; equal texts count once."""
-    return hashes.rank("dense").over("shard") <= limit
+def _is_among_smallest_hashes(hashes: pl.Expr, max_hashes: int) -> pl.Expr:
+    """Return an expression: whether a hash is among the `max_hashes` smallest distinct ones of its shard."""
+    return hashes.rank("dense").over("shard") <= max_hashes
 
 
 def _select_distinct_calls(calls: pl.DataFrame) -> pl.DataFrame:
     """Merge equal calls, and order the distinct calls by a hash.
 
     Returns:
-        The columns DISTINCT_CALL, text_digest, result, p_api, hash, and two of true and false: `sampled` is
+        The columns DISTINCT_CALL_KEY, text_digest, result, p_api, hash, and two of true and false: `sampled` is
         true if one of the equal calls is sampled, `gives` if others may get the result of one of them.
     """
     shared_values = pl.col("text_digest", "result", "p_api").first()
     any_of_equal = pl.col("sampled", "gives").any()
-    distinct_calls = calls.group_by(DISTINCT_CALL).agg(shared_values, any_of_equal)
+    distinct_calls = calls.group_by(DISTINCT_CALL_KEY).agg(shared_values, any_of_equal)
 
     hashes = _hash_rows("call", distinct_calls.select("text_digest", "position", "input"))
-    return distinct_calls.with_columns(hash=hashes).sort("hash", *DISTINCT_CALL)
+    return distinct_calls.with_columns(hash=hashes).sort("hash", *DISTINCT_CALL_KEY)
 
 
 def _hash_rows(salt: str, rows: pl.DataFrame) -> pl.Series:

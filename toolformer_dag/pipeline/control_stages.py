@@ -13,188 +13,228 @@ import polars as pl
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.shown import ChanceCurves, Shown, ShownValue
 from toolformer_dag.computing.stage import (
-    CALL,
+    CALL_ID_COLUMNS,
     CALL_KEY,
-    MADE_BY,
-    SCORED,
+    MADE_BY_FIELD,
+    SCORED_COLUMNS,
     ByChunk,
-    Claimed,
+    ClaimedKeys,
     Column,
     InWarehouse,
     PartRows,
     Planned,
-    Rejected,
+    RejectionCounts,
     Stage,
     StageAsset,
     TableOutput,
-    count_by_reason,
+    count_rejected_rows,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.chained_losses import compute_chains, plan_chains, with_chains
+from toolformer_dag.pipeline.chained_losses import compute_chain_losses, plan_chain_losses, with_chain_losses
 from toolformer_dag.pipeline.chance import query_chance_tables
 from toolformer_dag.pipeline.control_calls import swap_call_results
 from toolformer_dag.pipeline.controls import Control
 from toolformer_dag.pipeline.losses import (
-    LOSSES_FINITE,
+    LOSSES_FINITE_CHECK,
     CallsWithLosses,
+    collect_losses_settings,
     compute_losses,
-    losses_settings,
     plan_losses,
     with_losses,
 )
-from toolformer_dag.texts.chains import parse_chain, to_chain_json
+from toolformer_dag.texts.chains import format_chain_json, parse_chain
 
 SWAP_KEY = (*CALL_KEY, "swap")
 
 
 @cache
-def control_stage(control: Control) -> Stage:
+def build_control_stage(control: Control) -> Stage:
     """Return the stage that scores a sample of the single calls again, with results that cannot help.
 
-    control: which results those are, such as results of other documents. What passes the filter with them passes by
-        chance.
+    A call that passes the filter with such a result passes by chance.
+
+    Args:
+        control: Says which results those are, such as results of other documents.
     """
-    functions = _SingleCalls(control)
+    functions = _SingleCallFunctions(control)
+    # Losses, delta, reason, and whatever else a scored call has.
+    score_columns = {name: column for name, column in SCORED_COLUMNS.items() if name not in CALL_ID_COLUMNS}
+
     return Stage(
         name=control.name,
-        description=f"Control: a sample of the scored calls, scored again with {control.results}.",
+        description=f"Control: a sample of the scored calls, scored again with {control.results_description}.",
         columns={
-            **CALL,
+            **CALL_ID_COLUMNS,
             "swap": Column(pl.Int32(), "number of the swap, of those of this call: each with another result"),
-            **{name: column for name, column in SCORED.items() if name not in CALL},  # losses, delta, reason, ...
-            "result": Column(pl.String(), control.result),
+            **score_columns,
+            "result": Column(pl.String(), control.result_description),
         },
-        key=SWAP_KEY,
-        settings=functions.settings,
+        key_columns=SWAP_KEY,
+        collect_settings=functions.settings,
         reads=("heuristic_subset", "loss_deltas", "scored_candidates"),
-        inputs=("heuristic_subset", "loss_deltas"),  # those whose changes make the rows out of date
+        # A change of these tables makes the rows out of date. Of scored_candidates only the most probable position of
+        # each text is read, which is the same whatever the settings of sampling.
+        inputs=("heuristic_subset", "loss_deltas"),
         pool="gpu",
         kinds=frozenset({"pytorch", "parquet"}),
-        checks={"losses_finite": LOSSES_FINITE},
-        make=ByChunk(functions.chunks, compute_losses, functions.rows),
-        asset=StageAsset(shows=functions.kept_by_chance),
+        checks={"losses_finite": LOSSES_FINITE_CHECK},
+        row_maker=ByChunk(functions.chunks, compute_losses, functions.rows),
+        asset=StageAsset(collect_shown_values=functions.collect_shown_values),
     )
 
 
 @cache
-def chained_control_stage(control: Control) -> Stage:
+def build_chained_control_stage(control: Control) -> Stage:
     """Return the stage that scores a sample of the chains again, with last results that cannot help.
 
     A chain is a sequence of calls at one position, each made after the results of the earlier ones.
 
-    control: which results those are, such as results of other documents.
+    Args:
+        control: Says which results those are, such as results of other documents.
     """
-    functions = _Chains(control)
+    functions = _ChainFunctions(control)
     return replace(
-        control_stage(control),  # columns, key and settings are those of single calls
-        name=control.chains_name,
-        description=f"Control: a sample of the chains, scored again with last {control.results}.",
+        build_control_stage(control),  # columns, key and settings are those of single calls
+        name=control.chained_stage_name,
+        description=f"Control: a sample of the chains, scored again with last {control.results_description}.",
         reads=("heuristic_subset", "chained_deltas"),
         inputs=("heuristic_subset", "chained_deltas"),
-        make=ByChunk(functions.chunks, compute_chains, functions.rows),
-        in_warehouse=InWarehouse(control.name),  # single calls and chains share a table of the warehouse
+        row_maker=ByChunk(functions.chunks, compute_chain_losses, functions.rows),
+        warehouse_form=InWarehouse(control.name),  # single calls and chains share a table of the warehouse
         asset=StageAsset(),  # shows nothing: the asset of single calls counts chains too
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _SingleCalls:
+class _SingleCallFunctions:
     """The functions of the stage of a control for single calls: calls scored again with results that cannot help."""
 
     control: Control
 
     def settings(self, plan: Plan, lane: Lane) -> Mapping[str, Any]:
-        """Return what the rows depend on, apart from the scored calls; a change makes the table out of date."""
-        return {**losses_settings(plan, lane), **self.control.settings(plan)}
+        """Return what the rows depend on, apart from the scored calls. A change makes the table out of date."""
+        return {**collect_losses_settings(plan, lane), **self.control.collect_settings(plan)}
 
-    def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-        """Plan the losses of the swapped calls of a shard."""
+    def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed_keys: ClaimedKeys) -> Planned:
+        """Plan the losses of a shard's calls with other results.
+
+        Args:
+            claimed_keys: The losses that earlier shards of this run compute already. The newly planned ones are added.
+        """
         swapped = swap_call_results(self.control, output, shard, "loss_deltas")
-        return plan_losses(worker, output, swapped.calls, swapped.texts, claimed)
+        return plan_losses(worker, output, swapped.calls, swapped.texts, claimed_keys)
 
     def rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
         """Return the control of a shard: calls with other results, scored as if these were their own.
 
-        Calls of up to `evaluation.swapped_texts` texts are taken; a call has up to `control.swaps` rows, each with
+        The calls of up to `evaluation.swapped_texts` texts are taken; a call has up to `control.swaps` rows, each with
         another result. Other calls are counted as not_sampled, no_other_result, or with their reason in loss_deltas.
         """
         swapped = swap_call_results(self.control, output, shard, "loss_deltas")
-        scored = with_losses(worker, output, swapped.calls)
-        return _build_part_rows(self.control, output, scored, swapped.left_out)
+        calls_with_losses = with_losses(worker, output, swapped.calls)
+        return _build_part_rows(self.control, output, calls_with_losses, swapped.left_out_counts)
 
-    def kept_by_chance(self, output: TableOutput) -> Shown:
-        """Return what Dagster's page shows by label: how many calls pass the filter with results that cannot help.
+    def collect_shown_values(self, output: TableOutput) -> Shown:
+        """Return what Dagster's page shows: how many calls pass the filter with results that cannot help.
 
-        Beside single values (`_build_shown_values`), "kept" is a table with the counts at each threshold, and "kept by
-        chance" the false discovery rate as a curve over the thresholds, if there are any.
+        Returns:
+            The shown values by label. Besides the counts and rates of single thresholds, "kept" is a table with the
+            counts at each threshold. "kept by chance" is the false discovery rate as a curve over the thresholds, and
+            is left out if there are none.
         """
         # Both tables have a row per threshold: counts in `statistics`, false discovery rates in `rates`.
-        tables = query_chance_tables(output.plan, output.lane, self.control)
-        shown = _build_shown_values(tables.statistics)
-        shown["kept"] = _format_statistics(tables.statistics)
-        if not tables.rates.is_empty():
-            shown["kept by chance"] = ChanceCurves(tables.rates)
-        return shown
+        chance_tables = query_chance_tables(output.plan, output.lane, self.control)
+
+        shown_values = _build_shown_values(chance_tables.statistics)
+        shown_values["kept"] = _build_shown_statistics(chance_tables.statistics)
+        if not chance_tables.rates.is_empty():
+            shown_values["kept by chance"] = ChanceCurves(chance_tables.rates)
+        return shown_values
 
 
 @dataclass(frozen=True, slots=True)
-class _Chains:
-    """The functions of the stage of a control for chains: calls at one position, of which the last is swapped."""
+class _ChainFunctions:
+    """The functions of the stage of a control for chains: calls at one position, the last with another result."""
 
     control: Control
 
-    def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-        """Plan the losses of the chains of a shard with other last results."""
+    def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed_keys: ClaimedKeys) -> Planned:
+        """Plan the losses of a shard's chains with other last results.
+
+        Args:
+            claimed_keys: The losses that earlier shards of this run compute already. The newly planned ones are added.
+        """
         swapped = swap_call_results(self.control, output, shard, "chained_deltas")
-        return plan_chains(worker, output, _with_swapped_result(swapped.calls), swapped.texts, claimed)
+        chains = _with_swapped_last_results(swapped.calls)
+        return plan_chain_losses(worker, output, chains, swapped.texts, claimed_keys)
 
     def rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
         """Return the control of a shard, as for single calls: chains scored with other last results."""
         swapped = swap_call_results(self.control, output, shard, "chained_deltas")
-        scored = with_chains(worker, output, _with_swapped_result(swapped.calls))
-        return _build_part_rows(self.control, output, scored, swapped.left_out)
+        chains = _with_swapped_last_results(swapped.calls)
+        chains_with_losses = with_chain_losses(worker, output, chains)
+        return _build_part_rows(self.control, output, chains_with_losses, swapped.left_out_counts)
 
 
-def _build_part_rows(control: Control, output: TableOutput, scored: CallsWithLosses, left_out: Rejected) -> PartRows:
-    """Return the rows of a control; the records of both tables name the stage of single calls.
+def _build_part_rows(
+    control: Control, output: TableOutput, calls_with_losses: CallsWithLosses, left_out_counts: RejectionCounts
+) -> PartRows:
+    """Return the rows of a control.
 
-    left_out: how many calls were not swapped, by shard and reason.
+    Args:
+        left_out_counts: How many calls were not swapped, by (shard, reason).
     """
-    table = output.stage.shaped(scored.calls).sort(SWAP_KEY)
-    return PartRows([table], left_out + count_by_reason(table), scored.stores, facts={MADE_BY: control.name})
+    control_rows = output.stage.shape_frame(calls_with_losses.calls).sort(SWAP_KEY)
+    return PartRows(
+        frames=[control_rows],
+        rejection_counts=left_out_counts + count_rejected_rows(control_rows),
+        store_names=calls_with_losses.store_names,
+        # The stage of single calls. The table of chains names it too, so that both are counted together.
+        record_fields={MADE_BY_FIELD: control.name},
+    )
 
 
-def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:
+def _with_swapped_last_results(swapped_chains: pl.DataFrame) -> pl.DataFrame:
     """Put the swapped result of each call (column `result`) into the last call of its chain (column `chain`, JSON).
 
-    The column `others` becomes null, by which only losses are computed for the chain, and no need: how much the later
-    calls depend on the earlier results, in which the last result has no part.
+    The column `others` becomes null, so that only losses are computed for the chain, and not the figure `need`. It says
+    how much the later calls depend on the earlier results, which does not change with the last result.
     """
-    chains = []
-    for chain, swapped_result in calls.select("chain", "result").iter_rows():
-        *before, last = parse_chain(chain)
-        chains.append(to_chain_json([*before, replace(last, result=swapped_result)]))
-    return calls.with_columns(chain=pl.Series(chains, dtype=pl.String), others=pl.lit(None, pl.String))
+    chain_jsons = []
+    for chain_json, swapped_result in swapped_chains.select("chain", "result").iter_rows():
+        *earlier_links, last_link = parse_chain(chain_json)
+        swapped_link = replace(last_link, result=swapped_result)
+        chain_jsons.append(format_chain_json([*earlier_links, swapped_link]))
+
+    return swapped_chains.with_columns(chain=pl.Series(chain_jsons, dtype=pl.String), others=pl.lit(None, pl.String))
 
 
 def _build_shown_values(statistics: pl.DataFrame) -> dict[str, ShownValue]:
-    """Return counts and rates of the thresholds with swapped calls, by label; first all counts, then the rates.
+    """Return counts and rates of the thresholds with swapped calls, by label.
 
-    - "kept by chance at 0.5": how many positions have a call at the threshold 0.5 by chance
-    - "false discovery rate at 0.5": their share of the positions with a call; left out if it is 0 or unknown
+    Returns:
+        All counts, then the rates, such as:
+        - "kept by chance at 0.5": how many positions have a call at the threshold 0.5 by chance
+        - "false discovery rate at 0.5": their share of the positions with a call; left out if it is 0 or unknown
     """
-    measured = statistics.filter(pl.col("swaps") > 0)
-    shown: dict[str, ShownValue] = {}
-    for row in measured.iter_rows(named=True):
-        shown[f"kept by chance at {row['tau_f']:g}"] = row["by_chance"]
-    for row in measured.filter(pl.col("fdr") != 0).iter_rows(named=True):
-        shown[f"false discovery rate at {row['tau_f']:g}"] = row["fdr"]
-    return shown
+    with_swaps = statistics.filter(pl.col("swaps") > 0)
+    with_rate = with_swaps.filter(pl.col("fdr") != 0)  # a comparison with null leaves the row out too
+
+    shown_values: dict[str, ShownValue] = {}
+    for row in with_swaps.iter_rows(named=True):
+        shown_values[f"kept by chance at {row['tau_f']:g}"] = row["by_chance"]
+    for row in with_rate.iter_rows(named=True):
+        shown_values[f"false discovery rate at {row['tau_f']:g}"] = row["fdr"]
+    return shown_values
 
 
-def _format_statistics(statistics: pl.DataFrame) -> pl.DataFrame:
-    """Return swapped_statistics for the page, with a remark in `by_chance` where there are too few swaps."""
-    too_few = pl.lit("too few swaps to tell")
+def _build_shown_statistics(statistics: pl.DataFrame) -> pl.DataFrame:
+    """Return the counts at each threshold for the page, with a remark in `by_chance` if there are too few swaps.
+
+    Args:
+        statistics: A row per threshold, from the table swapped_statistics.
+    """
+    remark = pl.lit("too few swaps to tell")
     count = pl.col("by_chance").cast(pl.String)
-    by_chance = pl.when("too_few_swaps").then(too_few).otherwise(count)
-    return statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
+    count_or_remark = pl.when("too_few_swaps").then(remark).otherwise(count)
+    return statistics.with_columns(by_chance=count_or_remark).drop("tool", "too_few_swaps", strict=False)

@@ -19,7 +19,7 @@ from toolformer_dag.computing.shown import CostFrontier, DeltaHistogram, LogLine
 from toolformer_dag.computing.stage import (
     CALL_KEY,
     DIGEST,
-    SCORED,
+    SCORED_COLUMNS,
     SEGMENT,
     SHARD,
     TEXT_KEY,
@@ -27,49 +27,54 @@ from toolformer_dag.computing.stage import (
     ByParts,
     Check,
     Column,
-    InputsOf,
+    InputsFinder,
     PartRows,
     Stage,
     StageAsset,
     TableOutput,
-    count_by_reason,
-    versions,
+    build_versions_finder,
+    count_rejected_rows,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.queries import open_in_memory, open_scratch, quote_sql, read_sql_file, run_sql
-from toolformer_dag.lake.queries import rows as answer
-from toolformer_dag.lake.table import WHOLE, Table
-from toolformer_dag.method.decided_calls import DECIDED, DECIDED_SCHEMA
-from toolformer_dag.method.decision_sql import CHANCE, JUDGED, RULE, SWAPPED_PLACES
-from toolformer_dag.method.record_tables import CHOSEN, THRESHOLD
+from toolformer_dag.lake.queries import open_memory_database, open_scratch_connection, quote_sql, read_sql_file, run_sql
+from toolformer_dag.lake.queries import query_frame as answer
+from toolformer_dag.lake.table import WHOLE_TABLE_PART, Table
+from toolformer_dag.method.decided_calls import DECIDED_CALLS_SCHEMA, DECIDED_CALLS_TABLE
+from toolformer_dag.method.decision_sql import CHANCE_VIEWS_SQL, JUDGED_VIEW_SQL, KEEP_RULE_SQL, SWAPPED_PLACES_SQL
+from toolformer_dag.method.record_tables import CHOSEN_THRESHOLD_FIELD, THRESHOLD_FIELD
 from toolformer_dag.pipeline import scores
-from toolformer_dag.pipeline.chance import CERTIFIED, describe_threshold, query_chance_threshold, read_chosen_threshold
-from toolformer_dag.pipeline.controls import ESTIMATING
-from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.pipeline.chance import (
+    CERTIFIED_VERDICT,
+    describe_threshold,
+    query_chance_threshold,
+    read_chosen_threshold,
+)
+from toolformer_dag.pipeline.controls import CHANCE_CONTROL
+from toolformer_dag.settings.setting_types import select_determining_settings
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 FILTER_RULE = "filter_rule"
-LAST_TEXT = "last_text"
+LAST_TEXT_FIELD = "last_text"
 """The field of the record of filter_rule that holds the last text that stays, in the order of hashes."""
-EXAMPLES = "examples"
+EXAMPLES_FIELD = "examples"
 """The field of the same record that says how many of its texts stay, by shard."""
-SHOWN_OF_CHOSEN = ("tau_f", "by_chance", "verdict")
+THRESHOLD_INPUT_FIELDS = ("tau_f", "by_chance", "verdict")
 """Columns of a threshold by chance that stand in the inputs of filtered_calls."""
-TEXTS_SQL = read_sql_file(__package__, "scored_texts.sql")
-RULE_SQL = f"CREATE TEMP {RULE}{read_sql_file(__package__, 'filter_rule.sql')}"
-SQL = f"CREATE TEMP {RULE}{JUDGED}{read_sql_file(__package__, 'filtered_calls.sql')}"
-"""Creates the table `decided`: every scored call, and why it is left out (`why`), null where it is kept."""
-KEPT_QUERY = "FROM decided WHERE why IS NULL ORDER BY digest, segment, position"
+SCORED_TEXTS_SQL = read_sql_file(__package__, "scored_texts.sql")
+FILTER_RULE_SQL = f"CREATE TEMP {KEEP_RULE_SQL}{read_sql_file(__package__, 'filter_rule.sql')}"
+SQL = f"CREATE TEMP {KEEP_RULE_SQL}{JUDGED_VIEW_SQL}{read_sql_file(__package__, 'filtered_calls.sql')}"
+"""Creates the table `decided`: every scored call, and why it is left out (`why`), null if it is kept."""
+KEPT_CALLS_QUERY = "FROM decided WHERE why IS NULL ORDER BY digest, segment, position"
 REASONS_QUERY = f"SELECT {', '.join(CALL_KEY)}, why AS reason FROM decided ORDER BY row"
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what the rows depend on, apart from the scored calls: the threshold, the limit and the SQL text."""
-    return {**rule_settings(plan, lane), "sql": fingerprint(SQL)}
+    return {**collect_rule_settings(plan, lane), "sql": fingerprint(SQL)}
 
 
-def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+def collect_rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Collect the settings that the filter rule of a lane (a tool with its settings) depends on.
 
     Returns:
@@ -77,14 +82,15 @@ def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         hashes of the SQL. If one of them changes, the rule is out of date.
     """
     shared_settings = {
-        **determining(plan.settings.training, "examples_per_tool"),  # name of the setting -> value
-        "sql": fingerprint(RULE_SQL),
-        **scores.settings(lane),  # the score that is compared with tau_f
+        **select_determining_settings(plan.settings.training, "examples_per_tool"),  # name of the setting -> value
+        "sql": fingerprint(FILTER_RULE_SQL),
+        **scores.collect_score_settings(lane),  # the score that is compared with tau_f
     }
 
     if isinstance(lane.tau_f, ChanceThreshold):
-        chance_sql = JUDGED + SWAPPED_PLACES + CHANCE  # estimates how many calls pass a threshold by chance
-        return {**shared_settings, "tau_f": determining(lane.tau_f), "chance": fingerprint(chance_sql)}
+        # This SQL estimates how many calls pass a threshold by chance.
+        chance_sql = JUDGED_VIEW_SQL + SWAPPED_PLACES_SQL + CHANCE_VIEWS_SQL
+        return {**shared_settings, "tau_f": select_determining_settings(lane.tau_f), "chance": fingerprint(chance_sql)}
 
     return {**shared_settings, "tau_f": lane.tau_f}
 
@@ -92,8 +98,8 @@ def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 class CallFiles(NamedTuple):
     """Parquet files of some shards: of scored calls, and of the texts that the calls stand in."""
 
-    calls: list[str]
-    texts: list[str]
+    call_files: list[str]
+    text_files: list[str]
 
 
 def _list_call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
@@ -107,34 +113,34 @@ def _list_call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
         MissingPart: A shard is missing in one of the tables.
         DamagedPart: A shard of one of the tables cannot be read.
     """
-    files = CallFiles(calls=[], texts=[])
+    files = CallFiles(call_files=[], text_files=[])
     for part in parts:
         # Looked up even for a shard without scored calls, so that a missing part is always noticed.
         files_of_part = _list_files_of_part(output, part)
 
-        has_scored_calls = any(table.pointer(part).rows for table in output.scored)
+        has_scored_calls = any(table.read_pointer(part).row_count for table in output.scored_tables)
         if has_scored_calls:
-            files.calls.extend(files_of_part.calls)
-            files.texts.extend(files_of_part.texts)
+            files.call_files.extend(files_of_part.call_files)
+            files.text_files.extend(files_of_part.text_files)
     return files
 
 
 def _list_files_of_part(output: TableOutput, part: str) -> CallFiles:
     """Return the files of a shard's scored calls, chains among them, and of its texts."""
-    texts = list(output.lane_table("heuristic_subset").files(part))
-    calls: list[str] = []
-    for table in output.scored:
-        calls += table.files(part)
-    return CallFiles(calls, texts)
+    text_files = list(output.get_lane_table("heuristic_subset").list_part_files(part))
+    call_files: list[str] = []
+    for table in output.scored_tables:
+        call_files += table.list_part_files(part)
+    return CallFiles(call_files, text_files)
 
 
-def _group_rows_by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Group rows by their column `shard`: part (the name of a shard) -> its rows, in their order; maybe none."""
-    rows_of = rows.partition_by("shard", as_dict=True)
-    return {part: rows_of.get((part,), rows.clear()) for part in parts}
+def _group_rows_by_part(parts: Sequence[str], table_rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Return the rows of each part, which is a shard, in their order. A part without rows has an empty frame."""
+    rows_by_shard = table_rows.partition_by("shard", as_dict=True)
+    return {part: rows_by_shard.get((part,), table_rows.clear()) for part in parts}
 
 
-def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
+def build_scored_text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
     """Build the rows of the table scored_texts: the texts of some shards that have scored calls.
 
     The delta of a call says how much its result lowers the loss. The column `delta` of a text is the largest delta of
@@ -147,7 +153,7 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
         The rows by the name of their shard.
     """
     files = _list_call_files(output, parts)
-    if not files.calls:
+    if not files.call_files:
         return {part: PartRows(()) for part in parts}
 
     scored_texts = _query_scored_texts(output, parts, files)
@@ -155,11 +161,12 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
     return {part: PartRows([texts]) for part, texts in texts_by_part.items()}
 
 
-def _query_scored_texts(output: TableOutput, parts: Sequence[str], files: CallFiles) -> pl.DataFrame:
+def _query_scored_texts(output: TableOutput, parts: Sequence[str], input_files: CallFiles) -> pl.DataFrame:
     """Return the texts of some shards that have scored calls, each with the largest delta of its calls."""
-    with open_scratch() as connection:
-        scores.create_scored(connection, output.plan, output.lane, parts, files.calls)  # the table `scored`
-        run_sql(connection, TEXTS_SQL, {"texts": files.texts})  # the table `scored_texts`
+    with open_scratch_connection() as connection:
+        # Creates the table `scored`, which the query reads.
+        scores.create_scored_calls(connection, output.plan, output.lane, parts, input_files.call_files)
+        run_sql(connection, SCORED_TEXTS_SQL, {"texts": input_files.text_files})  # the table `scored_texts`
         return _cast_to_schema(output, answer(connection, "FROM scored_texts"))
 
 
@@ -169,25 +176,26 @@ def _cast_to_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
     return rows.select(schema.names()).cast(schema)
 
 
-def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
+def choose_filter_rule(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Choose the rule by which the calls of a lane (a tool with its settings) are filtered.
 
     The rule says which threshold applies and which texts stay.
 
     Returns:
-        No rows. The rule is in the `facts`, which are stored in the table's record:
-        - LAST_TEXT: the hash of the last text that stays, in the order of hashes
-        - EXAMPLES: how many texts of each shard stay
-        - CHOSEN: the chosen threshold, as a row of the table chance_thresholds. It is only there if the settings ask
-          for a false discovery rate instead of a threshold.
+        No rows. The rule is in the `record_fields`, which are stored in the table's record:
+        - LAST_TEXT_FIELD: the hash of the last text that stays, in the order of hashes
+        - EXAMPLES_FIELD: how many texts of each shard stay
+        - CHOSEN_THRESHOLD_FIELD: the chosen threshold, as a row of the table chance_thresholds. It is only there if the
+          settings ask for a false discovery rate instead of a threshold.
     """
     lane = output.lane
     if isinstance(lane.tau_f, ChanceThreshold):
-        chosen = _choose_threshold(output.plan, lane, lane.tau_f)
-        facts = {**_choose_kept_texts(output, chosen["tau_f"]), CHOSEN: chosen}
+        chosen_threshold = _choose_chance_threshold(output.plan, lane, lane.tau_f)
+        kept_texts = _choose_kept_texts(output, chosen_threshold["tau_f"])
+        rule_fields = {**kept_texts, CHOSEN_THRESHOLD_FIELD: chosen_threshold}
     else:
-        facts = _choose_kept_texts(output, lane.tau_f)
-    return PartRows((), facts=facts)
+        rule_fields = _choose_kept_texts(output, lane.tau_f)
+    return PartRows((), record_fields=rule_fields)
 
 
 def _choose_kept_texts(output: TableOutput, tau_f: float | None) -> dict[str, Any]:
@@ -200,43 +208,43 @@ def _choose_kept_texts(output: TableOutput, tau_f: float | None) -> dict[str, An
         tau_f: The smallest delta of a call that stays. With None no call and no text stays.
 
     Returns:
-        - LAST_TEXT: the hash of the last text that stays, None if there is none
-        - EXAMPLES: how many texts of each shard stay, such as {"en_head_0000": 12}
+        - LAST_TEXT_FIELD: the hash of the last text that stays, None if there is none
+        - EXAMPLES_FIELD: how many texts of each shard stay, such as {"en_head_0000": 12}
     """
-    files = output.lane_table("scored_texts").list_all_files()
+    files = output.get_lane_table("scored_texts").list_all_files()
     if not files:
-        return {LAST_TEXT: None, EXAMPLES: {}}
+        return {LAST_TEXT_FIELD: None, EXAMPLES_FIELD: {}}
 
     max_texts = output.plan.settings.training.examples_per_tool
     parameters = {"files": files, "tau_f": tau_f, "examples": max_texts}
     with _open_sorting_database() as connection:
         # Creates the tables last_text, with a single value, and examples (shard, number of texts).
-        run_sql(connection, RULE_SQL, parameters)
+        run_sql(connection, FILTER_RULE_SQL, parameters)
 
         last_text = answer(connection, "FROM last_text").item()
         text_counts = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
-    return {LAST_TEXT: last_text, EXAMPLES: text_counts}
+    return {LAST_TEXT_FIELD: last_text, EXAMPLES_FIELD: text_counts}
 
 
 @contextmanager
 def _open_sorting_database() -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory DuckDB that sorts in a temporary folder, so that memory does not grow with the corpus."""
-    with TemporaryDirectory() as spilled, open_in_memory() as connection:
+    with TemporaryDirectory() as spilled, open_memory_database() as connection:
         connection.execute(f"SET temp_directory = {quote_sql(spilled)}")
         yield connection
 
 
-def _choose_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
+def _choose_chance_threshold(plan: Plan, lane: Lane, chance_threshold: ChanceThreshold) -> dict[str, Any]:
     """Choose the threshold of a lane (a tool with its settings) by the false discovery rate that the settings ask for.
 
     Returns:
         The lane's row of the table chance_thresholds. If no threshold has this rate, its `tau_f` is the fallback of the
         settings, which may be None.
     """
-    chosen = query_chance_threshold(plan, lane, rule.by_chance)
-    if chosen["tau_f"] is None:
-        chosen["tau_f"] = rule.fallback
-    return chosen
+    chosen_threshold = query_chance_threshold(plan, lane, chance_threshold.by_chance)
+    if chosen_threshold["tau_f"] is None:
+        chosen_threshold["tau_f"] = chance_threshold.fallback
+    return chosen_threshold
 
 
 def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
@@ -248,28 +256,37 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     Returns:
         The following for each shard, by its name:
         - `frames`: the kept calls, with the threshold in the column `tau_f`
-        - `rejected`: the number of dropped calls by reason. The reasons are below_tau_f, not_best_at_position,
+        - `rejection_counts`: the number of dropped calls by reason. The reasons are below_tau_f, not_best_at_position,
           beyond_examples (the limit on texts per tool), no_threshold (no threshold has the wanted false discovery
           rate), and the reasons that calls got when they were scored.
-        - `beside`: rows for the table decided_calls, which has every scored call with its reason, null if it is kept
+        - `sibling_rows_by_table`: rows for the table decided_calls, which has every scored call with its reason, null
+          if it is kept
 
     Raises:
         MissingPart: A shard is missing in one of the tables that are read.
         DamagedPart: A shard of one of these tables cannot be read.
     """
     files = _list_call_files(output, parts)
-    if not files.calls:
-        return {part: PartRows((), beside={DECIDED: DECIDED_SCHEMA.to_frame()}) for part in parts}
+    if not files.call_files:
+        return {
+            part: PartRows((), sibling_rows_by_table={DECIDED_CALLS_TABLE: DECIDED_CALLS_SCHEMA.to_frame()})
+            for part in parts
+        }
 
     decided_calls = _decide_calls(output, parts, files)
     return decided_calls.group_by_part(parts)
 
 
 class _DecidedCalls(NamedTuple):
-    """The scored calls of some shards after the filter."""
+    """The scored calls of some shards after the filter.
 
-    kept: pl.DataFrame  # the rows of the table
-    reasons: pl.DataFrame  # (CALL_KEY, reason) of every scored call; null where it is kept
+    Attributes:
+        kept_calls: The calls that stay, as rows of the table filtered_calls.
+        reason_rows: Every scored call, in the columns CALL_KEY and `reason`: why it is dropped, null if it is kept.
+    """
+
+    kept_calls: pl.DataFrame
+    reason_rows: pl.DataFrame
 
     def group_by_part(self, parts: Sequence[str]) -> dict[str, PartRows]:
         """Group the calls by the shard that they belong to.
@@ -278,62 +295,65 @@ class _DecidedCalls(NamedTuple):
             For each name in `parts`: its kept calls, the number of its dropped calls by reason, and its rows of the
             table decided_calls.
         """
-        kept_by_part = _group_rows_by_part(parts, self.kept)
-        reasons_by_part = _group_rows_by_part(parts, self.reasons)
+        kept_by_part = _group_rows_by_part(parts, self.kept_calls)
+        reasons_by_part = _group_rows_by_part(parts, self.reason_rows)
 
         rows_by_part = {}
         for part in parts:
             reasons = reasons_by_part[part]
             rows_by_part[part] = PartRows(
-                [kept_by_part[part]], rejected=count_by_reason(reasons), beside={DECIDED: reasons}
+                [kept_by_part[part]],
+                rejection_counts=count_rejected_rows(reasons),
+                sibling_rows_by_table={DECIDED_CALLS_TABLE: reasons},
             )
         return rows_by_part
 
 
-def _decide_calls(output: TableOutput, parts: Sequence[str], files: CallFiles) -> _DecidedCalls:
+def _decide_calls(output: TableOutput, parts: Sequence[str], input_files: CallFiles) -> _DecidedCalls:
     """Decide for each scored call of some shards whether it is kept.
 
     This follows the rule in the table filter_rule, which was chosen over all shards.
 
     Args:
         parts: The names of the shards.
-        files: The Parquet files of their calls and texts.
+        input_files: The Parquet files of their calls and texts.
     """
-    rule = output.lane_table("filter_rule").record(WHOLE)
+    rule = output.get_lane_table("filter_rule").read_record(WHOLE_TABLE_PART)
     tau_f = _get_applied_threshold(output.lane, rule)
-    parameters = {"texts": files.texts, "tau_f": tau_f, "last_text": rule[LAST_TEXT]}
+    # Only texts up to the last text, in the order of their hashes, keep calls. It is None if there are none.
+    parameters = {"texts": input_files.text_files, "tau_f": tau_f, "last_text": rule[LAST_TEXT_FIELD]}
 
-    with open_scratch() as connection:
+    with open_scratch_connection() as connection:
         # Creates the table `scored`: the calls with their score. The next statement reads it.
-        scores.create_scored(connection, output.plan, output.lane, parts, files.calls)
+        scores.create_scored_calls(connection, output.plan, output.lane, parts, input_files.call_files)
         # Creates the table `decided`: every scored call and why it is dropped. Both queries read it.
         run_sql(connection, SQL, parameters)
 
-        kept_calls = answer(connection, KEPT_QUERY).with_columns(tau_f=pl.lit(tau_f, pl.Float64))
-        reasons = answer(connection, REASONS_QUERY).cast(DECIDED_SCHEMA)
+        kept_calls = answer(connection, KEPT_CALLS_QUERY).with_columns(tau_f=pl.lit(tau_f, pl.Float64))
+        reasons = answer(connection, REASONS_QUERY).cast(DECIDED_CALLS_SCHEMA)
     return _DecidedCalls(_cast_to_schema(output, kept_calls), reasons)
 
 
-def _get_applied_threshold(lane: Lane, rule: Mapping[str, Any]) -> float | None:
+def _get_applied_threshold(lane: Lane, rule_record: Mapping[str, Any]) -> float | None:
     """Return the threshold that is applied to the calls of a lane (a tool with its settings).
 
     Args:
-        rule: The record of the table filter_rule. It holds the chosen threshold if the settings ask for a false
+        rule_record: The record of the table filter_rule. It holds the chosen threshold if the settings ask for a false
             discovery rate.
 
     Returns:
-        The smallest delta of a call that is kept. None if no threshold has the wanted rate and the
-        settings have no fallback. No call is kept then.
+        The smallest delta of a call that is kept. None if no threshold has the wanted rate and the settings have no
+        fallback. No call is kept then.
     """
     if isinstance(lane.tau_f, ChanceThreshold):
-        chosen: float | None = rule[CHOSEN]["tau_f"]
-        return chosen
+        tau_f: float | None = rule_record[CHOSEN_THRESHOLD_FIELD]["tau_f"]
+        return tau_f
     return lane.tau_f
 
 
-def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
-    """Count kept calls that gained less than the threshold."""
-    return kept.filter(pl.col("delta") < pl.col("tau_f")).height
+def count_calls_below_tau_f(kept_calls: pl.DataFrame, output: TableOutput) -> int:
+    """Return how many kept calls gained less than the threshold. It should be 0."""
+    return kept_calls.filter(pl.col("delta") < pl.col("tau_f")).height
 
 
 def describe_chosen_threshold(output: TableOutput) -> list[LogLine]:
@@ -343,13 +363,15 @@ def describe_chosen_threshold(output: TableOutput) -> list[LogLine]:
         A single line, which is a warning if the threshold is not certified. Empty if no threshold was chosen, for
         example because the settings name one.
     """
-    chosen = read_chosen_threshold(output.plan, output.lane)
-    if chosen is None:
+    chosen_threshold = read_chosen_threshold(output.plan, output.lane)
+    if chosen_threshold is None:
         return []
-    return [LogLine(describe_threshold(chosen), is_warning=chosen["verdict"] != CERTIFIED)]
+
+    is_certified = chosen_threshold["verdict"] == CERTIFIED_VERDICT
+    return [LogLine(describe_threshold(chosen_threshold), is_warning=not is_certified)]
 
 
-def threshold_in_deltas(output: TableOutput) -> Shown:
+def collect_shown_filtering(output: TableOutput) -> Shown:
     """Collect what Dagster's page shows about the filtering of a tool's calls.
 
     The delta of a call says how much its result lowers the loss. A call is kept if its delta reaches the threshold
@@ -359,7 +381,7 @@ def threshold_in_deltas(output: TableOutput) -> Shown:
         Values and plots by their label: the number of kept calls, the threshold, and plots of the deltas. Without a
         scored call there are no plots.
     """
-    kept_count = sum(pointer.rows for pointer in output.table.pointers().values())
+    kept_count = sum(pointer.row_count for pointer in output.table.read_pointers_by_part().values())
     shown: dict[str, ShownValue] = {"calls kept": kept_count}
 
     chosen_threshold = read_chosen_threshold(output.plan, output.lane)  # None if the settings name it
@@ -374,12 +396,14 @@ def threshold_in_deltas(output: TableOutput) -> Shown:
 
 
 def _read_last_threshold(output: TableOutput) -> float | None:
-    """Return the threshold that the filter last applied; None if there is none, or none was chosen yet."""
-    chosen = read_chosen_threshold(output.plan, output.lane)
-    if chosen is not None:
-        tau_f: float | None = chosen["tau_f"]
+    """Return the threshold that the filter last applied. None if there is none, or none was chosen yet."""
+    chosen_threshold = read_chosen_threshold(output.plan, output.lane)
+    if chosen_threshold is not None:
+        tau_f: float | None = chosen_threshold["tau_f"]
         return tau_f
-    return output.lane.tau_f if isinstance(output.lane.tau_f, float) else None
+
+    threshold_of_settings = output.lane.tau_f
+    return threshold_of_settings if isinstance(threshold_of_settings, float) else None
 
 
 def _build_shown_deltas(output: TableOutput, kept_count: int, tau_f: float | None) -> dict[str, ShownValue]:
@@ -404,7 +428,7 @@ def _build_shown_deltas(output: TableOutput, kept_count: int, tau_f: float | Non
         "deltas": DeltaHistogram(deltas, tau_f),
     }
 
-    frontier = scores.cost_frontier(output.plan, output.lane, tau_f)  # a row per threshold: nats gained, and cost
+    frontier = scores.query_cost_frontier(output.plan, output.lane, tau_f)  # a row per threshold: nats gained, and cost
     if frontier is not None:
         shown["nats over cost"] = CostFrontier(frontier)
     return shown
@@ -412,11 +436,11 @@ def _build_shown_deltas(output: TableOutput, kept_count: int, tau_f: float | Non
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read: scored calls, texts, costs, and the control if it chooses the threshold."""
-    control = ESTIMATING.table_names(lane) if isinstance(lane.tau_f, ChanceThreshold) else ()
-    return (*lane.scored, *control, "heuristic_subset", *scores.reads(lane))
+    control = CHANCE_CONTROL.list_table_names(lane) if isinstance(lane.tau_f, ChanceThreshold) else ()
+    return (*lane.scored_table_names, *control, "heuristic_subset", *scores.list_cost_tables(lane))
 
 
-def inputs(output: TableOutput) -> InputsOf:
+def inputs(output: TableOutput) -> InputsFinder:
     """Build a function that lists what the kept calls of a shard depend on.
 
     If one of the values changes, the shard is out of date.
@@ -424,61 +448,70 @@ def inputs(output: TableOutput) -> InputsOf:
     Returns:
         A function from the name of a shard to:
         - the versions of its scored calls, and a hash of their costs if the score depends on costs
-        - EXAMPLES: how many texts of the shard stay
-        - THRESHOLD: the chosen threshold, such as {"tau_f": 0.7, "by_chance": 0.1, "verdict": "certified"}. It is only
-          there if the settings ask for a false discovery rate instead of a threshold.
+        - EXAMPLES_FIELD: how many texts of the shard stay
+        - THRESHOLD_FIELD: the chosen threshold, such as {"tau_f": 0.7, "by_chance": 0.1, "verdict": "certified"}. It is
+          only there if the settings ask for a false discovery rate instead of a threshold.
     """
-    list_inputs_of_calls = inputs_of_texts(output)
+    list_inputs_of_calls = build_scored_text_inputs(output)
 
     # The rule has no rows: it is stored in the record of its table, which has a single part.
-    pointer = output.lane_table("filter_rule").find_whole_pointer(WHOLE)
+    pointer = output.get_lane_table("filter_rule").find_checked_pointer(WHOLE_TABLE_PART)
     rule: Mapping[str, Any] = pointer.record if pointer else {}
     threshold = _build_threshold_input(output.lane, rule)
 
     def list_inputs(shard: str) -> Mapping[str, Any]:
         # Only the number of this shard: a rule that changes for other shards does not make this one out of date.
-        text_count = rule.get(EXAMPLES, {}).get(shard, 0)
-        return {**list_inputs_of_calls(shard), EXAMPLES: text_count, **threshold}
+        text_count = rule.get(EXAMPLES_FIELD, {}).get(shard, 0)
+        return {**list_inputs_of_calls(shard), EXAMPLES_FIELD: text_count, **threshold}
 
     return list_inputs
 
 
-def _build_threshold_input(lane: Lane, rule: Mapping[str, Any]) -> dict[str, Any]:
+def _build_threshold_input(lane: Lane, rule_record: Mapping[str, Any]) -> dict[str, Any]:
     """Select the values of a chosen threshold on which the kept calls depend.
 
     Args:
-        rule: The record of the table filter_rule.
+        rule_record: The record of the table filter_rule.
 
     Returns:
-        These values under the key THRESHOLD. Empty if no threshold was chosen, for example because the
+        These values under the key THRESHOLD_FIELD. Empty if no threshold was chosen, for example because the
         settings name one.
     """
-    if not isinstance(lane.tau_f, ChanceThreshold) or CHOSEN not in rule:
+    if not isinstance(lane.tau_f, ChanceThreshold) or CHOSEN_THRESHOLD_FIELD not in rule_record:
         return {}
-    return {THRESHOLD: {name: rule[CHOSEN][name] for name in SHOWN_OF_CHOSEN}}
+    return {THRESHOLD_FIELD: {name: rule_record[CHOSEN_THRESHOLD_FIELD][name] for name in THRESHOLD_INPUT_FIELDS}}
 
 
-def reads_of_texts(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the names of the tables that scored_texts is made from."""
-    return (*lane.scored, "heuristic_subset", *scores.reads(lane))
+def list_tables_of_scored_texts(plan: Plan, lane: Lane) -> tuple[str, ...]:
+    """Return the names of the tables from which scored_texts is made."""
+    return (*lane.scored_table_names, "heuristic_subset", *scores.list_cost_tables(lane))
 
 
-def inputs_of_texts(output: TableOutput) -> InputsOf:
+def build_scored_text_inputs(output: TableOutput) -> InputsFinder:
     """Return a function from a shard to the versions of its scored calls, and a hash of what they cost."""
-    calls = versions(dict(zip(output.lane.scored, output.scored, strict=True)))
-    costs = scores.inputs(output.plan, output.lane)
-    return lambda shard: {**calls(shard), **costs(shard)}
+    names_and_tables = zip(output.lane.scored_table_names, output.scored_tables, strict=True)
+    find_call_versions = build_versions_finder(dict(names_and_tables))
+    find_cost_hash = scores.build_cost_inputs(output.plan, output.lane)
+    return lambda shard: {**find_call_versions(shard), **find_cost_hash(shard)}
 
 
-def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that the rule is chosen from; a threshold by chance also reads all scored and swapped calls."""
+def list_tables_of_rule(plan: Plan, lane: Lane) -> tuple[str, ...]:
+    """Return the names of the tables from which the filter rule is chosen.
+
+    A threshold by chance also reads all scored calls, and the calls with swapped results.
+    """
     if isinstance(lane.tau_f, ChanceThreshold):
-        return (TEXTS.name, *lane.scored, *ESTIMATING.table_names(lane), *scores.reads(lane))
-    return (TEXTS.name,)
+        return (
+            SCORED_TEXTS_STAGE.name,
+            *lane.scored_table_names,
+            *CHANCE_CONTROL.list_table_names(lane),
+            *scores.list_cost_tables(lane),
+        )
+    return (SCORED_TEXTS_STAGE.name,)
 
 
-def rule_inputs(output: TableOutput) -> InputsOf:
-    """Build a function that lists what the filter rule depends on: the versions of all tables that it is chosen from.
+def build_rule_inputs(output: TableOutput) -> InputsFinder:
+    """Return a function that tells what the filter rule depends on: the versions of all tables from which it is chosen.
 
     Returns:
         A function that takes the name of a part, which it ignores, because the rule is chosen over all shards at once.
@@ -487,31 +520,31 @@ def rule_inputs(output: TableOutput) -> InputsOf:
     lake = output.plan.lake
 
     # The tables of tool results are only read for the costs of calls, and their versions do not cover costs. So these
-    # tables get no entries of their own, but one entry for all of them: COST_VERSION.
-    cost_tables = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}
+    # tables get no entries of their own, but one entry for all of them: COST_INPUT.
+    cost_tables = {f"{output.lane.key}/{name}" for name in scores.list_cost_tables(output.lane)}
 
     versions_of_tables = {}
     for name in output.depends_on:
         if name not in cost_tables:
-            versions_of_tables[name] = _collect_part_versions(lake.table(name))
+            versions_of_tables[name] = _map_part_to_version(lake.get_table(name))
     if cost_tables.intersection(output.depends_on):
-        versions_of_tables[scores.COST_VERSION] = _collect_cost_versions(output)
+        versions_of_tables[scores.COST_INPUT] = _map_shard_to_cost_version(output)
 
     return lambda part: versions_of_tables
 
 
-def _collect_cost_versions(output: TableOutput) -> dict[str, Any]:
+def _map_shard_to_cost_version(output: TableOutput) -> dict[str, Any]:
     """Return for each shard of the plan what changes with the costs of its calls."""
-    costs = scores.inputs(output.plan, output.lane)
-    return {shard: costs(shard) for shard in output.plan.shards}
+    costs = scores.build_cost_inputs(output.plan, output.lane)
+    return {shard: costs(shard) for shard in output.plan.shards_by_name}
 
 
-def _collect_part_versions(table: Table) -> dict[str, Any]:
+def _map_part_to_version(table: Table) -> dict[str, Any]:
     """Return the version of each part of a table."""
-    return {part: table.part_version(part) for part in table.parts()}
+    return {part: table.find_part_version(part) for part in table.list_part_names()}
 
 
-TEXTS = Stage(
+SCORED_TEXTS_STAGE = Stage(
     name="scored_texts",
     description="The texts with scored calls, each with the best delta of its calls.",
     columns={
@@ -519,26 +552,26 @@ TEXTS = Stage(
         "digest": DIGEST,
         "segment": SEGMENT,
         "text_digest": Column(pl.String(), "hash of the text, in whose order examples are chosen"),
-        "delta": Column(SCORED["delta"].dtype, "largest delta of its calls; null where none may stay"),
+        "delta": Column(SCORED_COLUMNS["delta"].dtype, "largest delta of its calls; null where none may stay"),
     },
-    key=TEXT_KEY,
-    settings=lambda plan, lane: {"sql": fingerprint(TEXTS_SQL), **scores.settings(lane)},
-    reads=reads_of_texts,
-    inputs=inputs_of_texts,
-    make=ByParts(text_rows),
+    key_columns=TEXT_KEY,
+    collect_settings=lambda plan, lane: {"sql": fingerprint(SCORED_TEXTS_SQL), **scores.collect_score_settings(lane)},
+    reads=list_tables_of_scored_texts,
+    inputs=build_scored_text_inputs,
+    row_maker=ByParts(build_scored_text_rows),
 )
-RULES = Stage(
+FILTER_RULE_STAGE = Stage(
     name=FILTER_RULE,
     description="What a shard's filter has to know of the others; no rows, since the record holds it.",
     columns={"shard": SHARD},
-    key=("shard",),
-    settings=rule_settings,
-    reads=rule_reads,
-    inputs=rule_inputs,
-    sharded=False,
-    make=ByPart(rule_rows),
+    key_columns=("shard",),
+    collect_settings=collect_rule_settings,
+    reads=list_tables_of_rule,
+    inputs=build_rule_inputs,
+    is_sharded=False,
+    row_maker=ByPart(choose_filter_rule),
 )
-COPIED = (
+COPIED_COLUMNS = (
     *CALL_KEY,
     "source",
     "char_offset",
@@ -555,18 +588,22 @@ STAGE = Stage(
     name="filtered_calls",
     description="The calls that stay: L- - L+ >= tau_f, the best one per position (paper, section 2).",
     columns={
-        **{name: Column(SCORED[name].dtype, SCORED[name].description) for name in COPIED},
+        **{name: Column(SCORED_COLUMNS[name].dtype, SCORED_COLUMNS[name].description) for name in COPIED_COLUMNS},
         "tau_f": Column(pl.Float64(), "the threshold that it passed"),
     },
-    key=("tool", "digest", "segment", "position"),
-    settings=settings,
+    key_columns=("tool", "digest", "segment", "position"),
+    collect_settings=settings,
     reads=reads,
     inputs=inputs,
-    inner=(TEXTS, RULES),
+    inner_stages=(SCORED_TEXTS_STAGE, FILTER_RULE_STAGE),
     kinds=frozenset({"duckdb", "sql"}),
-    volatile=("tau_f",),
-    checks={"kept_at_tau_f": Check("Every kept call gains at least tau_f.", broken=below_tau_f)},
-    beside=(DECIDED,),
-    make=ByParts(rows),
-    asset=StageAsset(shows=threshold_in_deltas, concludes=describe_chosen_threshold, keeps_calls=True),
+    volatile_columns=("tau_f",),
+    checks={"kept_at_tau_f": Check("Every kept call gains at least tau_f.", count_broken_rows=count_calls_below_tau_f)},
+    sibling_table_names=(DECIDED_CALLS_TABLE,),
+    row_maker=ByParts(rows),
+    asset=StageAsset(
+        collect_shown_values=collect_shown_filtering,
+        list_final_log_lines=describe_chosen_threshold,
+        has_kept_calls=True,
+    ),
 )

@@ -18,40 +18,41 @@ from toolformer_dag.computing.stage import (
     Column,
     InWarehouse,
     PartRows,
-    Rejected,
+    RejectionCounts,
     Stage,
     TableOutput,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.lake.table import WHOLE, MissingPart
+from toolformer_dag.lake.table import WHOLE_TABLE_PART, MissingPart
 from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.augmented_corpus import iter_corpus_batches
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting_settings, open_corpus_cuts
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, collect_cutting_settings, open_corpus_cuts
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, choose_split
-from toolformer_dag.texts.segments import Segment, text_digest
+from toolformer_dag.texts.segments import Segment, compute_text_digest
 
-NAME = "ccnet/heldout_texts"
-FEWEST_TEXTS = 100
+TABLE_NAME = "ccnet/heldout_texts"
+MIN_HELDOUT_TEXTS = 100
 """Below this number of texts a warning says that they choose or measure only roughly."""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return the settings that the rows depend on, apart from the documents."""
-    return {**cutting_settings(plan), "heldout_share": HELDOUT_SHARE}
+    return {**collect_cutting_settings(plan), "heldout_share": HELDOUT_SHARE}
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Cut the held-out documents of a shard into texts, in the same way as the training corpus C* is cut.
 
     Returns:
-        A row per text. `rejected` counts words that are too long for any text, with the reason word_too_long.
+        A row per text. `rejection_counts` counts words that are too long for any text, with the reason word_too_long.
+        It is filled while the frames are read.
     """
     cuts = open_corpus_cuts(worker)
     cutting = _ShardCutting(shard, cuts)
 
-    remaining_documents = removed_documents.documents(worker.plan, shard)  # without the removed ones
-    frames = cutting.frames(remaining_documents)  # a generator: `rejected` is filled while it is read
-    return PartRows(frames, rejected=cutting.rejected, stores=[cuts.name])
+    remaining_documents = removed_documents.iter_kept_documents(worker.plan, shard)  # without the removed ones
+    frames = cutting.iter_frames(remaining_documents)  # a generator: it fills `cutting.rejected` while it is read
+    return PartRows(frames, rejection_counts=cutting.rejected, store_names=[cuts.store_name])
 
 
 class _HeldoutRow(NamedTuple):
@@ -68,15 +69,15 @@ class _HeldoutRow(NamedTuple):
 class _ShardCutting:
     """Cuts a shard's held-out documents into texts.
 
-    `rejected` counts words that fit no text, by (shard, reason). It is complete after the last frame of `frames`.
+    `rejected` counts words that fit no text, by (shard, reason). It is complete after the last frame of `iter_frames`.
     """
 
-    def __init__(self, shard: str, cuts: DocumentCuts) -> None:
-        self.rejected: Rejected = Counter()
+    def __init__(self, shard: str, document_cuts: DocumentCuts) -> None:
+        self.rejected: RejectionCounts = Counter()
         self._shard = shard
-        self._cuts = cuts
+        self._document_cuts = document_cuts
 
-    def frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    def iter_frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
         """Build the rows for the texts of those documents that are held out, in the order of the documents.
 
         Args:
@@ -87,19 +88,24 @@ class _ShardCutting:
         """
         for frame in documents:
             heldout = frame.filter(_is_heldout(frame["text"]))
+            # Batches, so that not all texts of a frame are in memory. Their size does not change the rows.
             for batch in heldout.iter_slices(raw_shards.DOCUMENTS_PER_PLACE):
                 yield pl.DataFrame(self._cut_documents(batch), schema=STAGE.schema, orient="row")
 
     def _cut_documents(self, documents: pl.DataFrame) -> list[_HeldoutRow]:
-        """Cut held-out documents (digest, place, text) into texts; count in `rejected` the words that fit no text."""
-        rows = []
+        """Cut held-out documents into texts, and count in `rejected` the words that fit no text.
+
+        Args:
+            documents: The documents, in the columns digest, place and text.
+        """
+        heldout_rows = []
         placed_texts = list(documents.select("place", "text").iter_rows())
-        cut_documents = self._cuts.texts_of(placed_texts)
+        cut_documents = self._document_cuts.iter_document_texts(placed_texts)
 
         for digest, cut_document in zip(documents["digest"], cut_documents, strict=True):
-            self.rejected[self._shard, "word_too_long"] += cut_document.unfit_words
-            rows += [self._build_row(digest, text) for text in cut_document.texts]
-        return rows
+            self.rejected[self._shard, "word_too_long"] += cut_document.unfit_word_count
+            heldout_rows += [self._build_row(digest, text) for text in cut_document.texts]
+        return heldout_rows
 
     def _build_row(self, digest: str, text: Segment) -> _HeldoutRow:
         """Build the row of the table for one text of a document."""
@@ -109,29 +115,30 @@ class _ShardCutting:
             segment=text.index,
             offset=text.offset,
             text=text.text,
-            text_digest=text_digest(text.text),
+            text_digest=compute_text_digest(text.text),
         )
 
 
-def _is_heldout(texts: pl.Series) -> pl.Series:
+def _is_heldout(document_texts: pl.Series) -> pl.Series:
     """Return for each document's text whether the document is held out."""
-    splits = pl.Series([choose_split(text) for text in texts], dtype=pl.String)
+    splits = pl.Series([choose_split(text) for text in document_texts], dtype=pl.String)
     return splits == HELDOUT
 
 
 @dataclass(frozen=True, slots=True)
 class HeldoutTexts:
-    """Texts that are not trained on. No text does both, unless there is only one.
+    """Texts that are not trained on. No text is in both lists, unless there is only one.
 
-    - `choosing`: the texts on which the best checkpoint is chosen
-    - `measuring`: the texts on which its perplexity is measured
+    Attributes:
+        choosing_texts: The texts on which the best checkpoint is chosen.
+        measuring_texts: The texts on which its perplexity is measured.
     """
 
-    choosing: list[str]
-    measuring: list[str]
+    choosing_texts: list[str]
+    measuring_texts: list[str]
 
 
-def heldout_texts(plan: Plan) -> HeldoutTexts:
+def draw_heldout_texts(plan: Plan) -> HeldoutTexts:
     """Draw held-out texts: some to choose the best checkpoint, and others to measure its perplexity.
 
     The texts are sorted by their hashes, without those that are trained on as well. The first `training.heldout_texts`
@@ -142,40 +149,50 @@ def heldout_texts(plan: Plan) -> HeldoutTexts:
         MissingPart: A table that is read, or a part of it, does not exist yet.
         DamagedPart: A part of such a table cannot be read.
     """
-    texts = _scan_texts(plan)
-    drawn = _draw_texts(plan, texts)
+    texts = _scan_heldout_texts(plan)
+    drawn = _draw_text_digests(plan, texts)
 
-    text_by_digest = _read_texts_by_digest(texts, digests=[*drawn.choosing, *drawn.measuring])
+    text_by_digest = _read_texts_by_digest(texts, digests=[*drawn.choosing_digests, *drawn.measuring_digests])
     return HeldoutTexts(
-        choosing=[text_by_digest[digest] for digest in drawn.choosing],
-        measuring=[text_by_digest[digest] for digest in drawn.measuring],
+        choosing_texts=[text_by_digest[digest] for digest in drawn.choosing_digests],
+        measuring_texts=[text_by_digest[digest] for digest in drawn.measuring_digests],
     )
 
 
 def _read_texts_by_digest(texts: pl.LazyFrame, digests: Sequence[str]) -> dict[str, str]:
-    """Read the texts with some hashes: text_digest -> text."""
+    """Return the texts with some hashes, by their hash."""
     is_wanted = pl.col("text_digest").is_in(digests)
-    wanted = texts.filter(is_wanted).select("text_digest", "text").collect()
-    return dict(wanted.iter_rows())
+    wanted_texts = texts.filter(is_wanted).select("text_digest", "text").collect()
+    return dict(wanted_texts.iter_rows())
 
 
-def _scan_texts(plan: Plan) -> pl.LazyFrame:
-    """Scan the held-out texts of all shards. Raises MissingPart if there are none."""
-    table = plan.lake.table(NAME)
-    if not table.parts():
-        raise MissingPart(NAME, WHOLE)
-    return table.scan()
+def _scan_heldout_texts(plan: Plan) -> pl.LazyFrame:
+    """Return a lazy frame of the held-out texts of all shards.
+
+    Raises:
+        MissingPart: No part of the table was made yet.
+    """
+    heldout_table = plan.lake.get_table(TABLE_NAME)
+    if not heldout_table.list_part_names():
+        raise MissingPart(TABLE_NAME, WHOLE_TABLE_PART)
+    return heldout_table.scan_parts()
 
 
-class _Drawn(NamedTuple):
-    """Held-out texts by their hashes, sorted."""
+class _DrawnDigests(NamedTuple):
+    """Held-out texts by their hashes, sorted.
 
-    untrained: list[str]  # all that stand in no training text
-    choosing: list[str]  # the first of them, on which the checkpoint is chosen
-    measuring: list[str]  # the last of them, on which it is measured
+    Attributes:
+        untrained_digests: All held-out texts that are not trained on as well.
+        choosing_digests: The first of them, on which the checkpoint is chosen.
+        measuring_digests: The last of them, on which it is measured.
+    """
+
+    untrained_digests: list[str]
+    choosing_digests: list[str]
+    measuring_digests: list[str]
 
 
-def _draw_texts(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
+def _draw_text_digests(plan: Plan, texts: pl.LazyFrame) -> _DrawnDigests:
     """Draw held-out texts by their hashes: some to choose the best checkpoint, others to measure its perplexity.
 
     At most half of the texts choose. No text does both, unless there is only one.
@@ -183,7 +200,7 @@ def _draw_texts(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
     Args:
         texts: All held-out texts, with the column `text_digest`. Texts that are trained on as well are not drawn.
     """
-    untrained = _list_untrained_texts(plan, texts)  # sorted by hash
+    untrained = _list_untrained_digests(plan, texts)  # sorted by hash
     half = len(untrained) // 2
 
     max_choosing = max(half, 1)  # a single text chooses too
@@ -191,27 +208,28 @@ def _draw_texts(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
 
     max_measuring = len(untrained) - half
     measuring_count = min(plan.settings.evaluation.perplexity_texts, max_measuring)
+    first_measuring = len(untrained) - measuring_count
 
-    return _Drawn(
-        untrained=untrained,
-        choosing=untrained[:choosing_count],
-        measuring=untrained[-measuring_count:],
+    return _DrawnDigests(
+        untrained_digests=untrained,
+        choosing_digests=untrained[:choosing_count],
+        measuring_digests=untrained[first_measuring:],
     )
 
 
-def _list_untrained_texts(plan: Plan, texts: pl.LazyFrame) -> list[str]:
+def _list_untrained_digests(plan: Plan, texts: pl.LazyFrame) -> list[str]:
     """Return the distinct hashes of the held-out texts that stand in no training text of C*, sorted."""
     digests = texts.select("text_digest").unique().collect()["text_digest"].sort()
-    is_trained = digests.is_in(_collect_training_texts(plan))
+    is_trained = digests.is_in(_collect_training_digests(plan))
     return digests.filter(~is_trained).to_list()
 
 
-def _collect_training_texts(plan: Plan) -> set[str]:
+def _collect_training_digests(plan: Plan) -> set[str]:
     """Return the hashes of the texts that C* trains on."""
     digests: set[str] = set()
     for batch in iter_corpus_batches(plan.lake):
         training_rows = batch.filter(pl.col("split") == TRAIN)
-        digests.update(text_digest(text) for text in training_rows["text"])
+        digests.update(compute_text_digest(text) for text in training_rows["text"])
     return digests
 
 
@@ -229,17 +247,18 @@ def draw_heldout_documents(plan: Plan) -> pl.DataFrame:
         MissingPart: A table that is read, or a part of it, does not exist yet.
         DamagedPart: A part of such a table cannot be read.
     """
-    texts = _scan_texts(plan)
-    drawn = _draw_texts(plan, texts)
+    texts = _scan_heldout_texts(plan)
+    drawn = _draw_text_digests(plan, texts)
     documents = _select_distinct_documents(texts)
 
-    untrained_texts = set(drawn.untrained)
-    other_texts = untrained_texts - set(drawn.choosing)
-    candidates = _select_documents_with_texts(documents, other_texts)
+    untrained_texts = set(drawn.untrained_digests)  # the held-out texts that are not trained on
+    texts_not_choosing = untrained_texts - set(drawn.choosing_digests)  # without those that choose the checkpoint
+    candidates = _select_documents_within_digests(documents, texts_not_choosing)
     if candidates.is_empty():
-        candidates = _select_documents_with_texts(documents, untrained_texts)
+        candidates = _select_documents_within_digests(documents, untrained_texts)
 
-    return candidates.tail(plan.settings.evaluation.perplexity_texts)  # the last, as `_draw_texts` does for texts
+    # The last ones, as for texts, of which the first choose the checkpoint and the last measure perplexity.
+    return candidates.tail(plan.settings.evaluation.perplexity_texts)
 
 
 def _select_distinct_documents(texts: pl.LazyFrame) -> pl.DataFrame:
@@ -252,14 +271,15 @@ def _select_distinct_documents(texts: pl.LazyFrame) -> pl.DataFrame:
         "0a.. 7f.."), sorted by text_digests.
     """
     hashed_texts = texts.select("shard", "digest", "segment", "text_digest").sort("segment").collect()
+    # Within a group the rows keep their order, so the hashes are joined in the order of the texts in the document.
     documents = hashed_texts.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
     sorted_documents = documents.sort("text_digests", "shard", "digest")
     return sorted_documents.unique("text_digests", keep="first", maintain_order=True)
 
 
-def _select_documents_with_texts(documents: pl.DataFrame, allowed_texts: set[str]) -> pl.DataFrame:
+def _select_documents_within_digests(documents: pl.DataFrame, allowed_digests: set[str]) -> pl.DataFrame:
     """Return the `documents` (text_digests, ...) whose texts are all among the allowed hashes, in the same order."""
-    is_allowed = [allowed_texts.issuperset(digests.split()) for digests in documents["text_digests"]]
+    is_allowed = [allowed_digests.issuperset(digests.split()) for digests in documents["text_digests"]]
     return documents.filter(pl.Series(is_allowed, dtype=pl.Boolean))
 
 
@@ -277,15 +297,15 @@ def read_document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
         DamagedPart: A shard of the corpus cannot be read.
     """
     texts: list[str] = []
-    for (shard,), wanted in documents.group_by("shard", maintain_order=True):
-        for batch in raw_shards.documents(plan, str(shard)):
-            wanted_of_batch = batch.join(wanted, on="digest", how="semi", maintain_order="left")
+    for (shard,), wanted_documents in documents.group_by("shard", maintain_order=True):
+        for batch in raw_shards.iter_documents(plan, str(shard)):
+            wanted_of_batch = batch.join(wanted_documents, on="digest", how="semi", maintain_order="left")
             texts += wanted_of_batch["text"].to_list()
     return texts
 
 
-def too_few(text_count: int, purpose: str) -> str | None:
-    """Build a warning if too few held-out texts were drawn, that is fewer than FEWEST_TEXTS.
+def build_few_texts_warning(text_count: int, purpose: str) -> str | None:
+    """Build a warning if too few held-out texts were drawn, that is fewer than MIN_HELDOUT_TEXTS.
 
     Args:
         text_count: The number of drawn texts.
@@ -294,10 +314,11 @@ def too_few(text_count: int, purpose: str) -> str | None:
     Returns:
         The warning, or None if there are enough texts.
     """
-    if text_count >= FEWEST_TEXTS:
+    if text_count >= MIN_HELDOUT_TEXTS:
         return None
     return (
-        f"{text_count} held-out texts {purpose}, fewer than {FEWEST_TEXTS}, so that the figure is rough; add shards: "
+        f"{text_count} held-out texts {purpose}, fewer than {MIN_HELDOUT_TEXTS}, "
+        "so that the figure is rough; add shards: "
         f"{HELDOUT_SHARE:.0%} of the documents are held out, and at most half of their texts choose the checkpoint"
     )
 
@@ -313,11 +334,11 @@ STAGE = Stage(
         "text": Column(pl.String(), "a text of C, cut as C* is"),
         "text_digest": Column(pl.String(), "hash of the text, in whose order texts are drawn"),
     },
-    key=TEXT_KEY,
-    settings=settings,
-    reads=removed_documents.READS,
+    key_columns=TEXT_KEY,
+    collect_settings=settings,
+    reads=removed_documents.DOCUMENT_TABLES,
     inputs=removed_documents.inputs,
     group="ccnet",
-    make=ByShard(rows),
-    in_warehouse=InWarehouse(hidden=("text",), added={"characters": CHARACTERS}),
+    row_maker=ByShard(rows),
+    warehouse_form=InWarehouse(hidden_columns=("text",), added_columns={"characters": CHARACTERS}),
 )

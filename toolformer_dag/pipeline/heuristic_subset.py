@@ -18,26 +18,26 @@ from toolformer_dag.computing.stage import (
     Column,
     InWarehouse,
     PartRows,
-    Rejected,
+    RejectionCounts,
     Stage,
     TableOutput,
-    count_by_reason,
+    count_rejected_rows,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline import raw_shards, removed_documents
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, DocumentTexts, cutting_settings
-from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.texts.calls import holds_call
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, DocumentTexts, collect_cutting_settings
+from toolformer_dag.settings.setting_types import select_determining_settings
+from toolformer_dag.texts.calls import has_call_to_tools
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.segments import Segment, TokenCounter, paragraphs, text_digest
+from toolformer_dag.texts.segments import Segment, TokenCounter, compute_text_digest, split_into_paragraphs
 from toolformer_dag.tools.language_identifier import Identifier
 from toolformer_dag.tools.routing import Router
-from toolformer_dag.tools.tool import OverBudget, blame_tool
+from toolformer_dag.tools.tool import OverBudget, wrap_tool_errors
 
-FEWEST_TEXT_TOKENS = 16
+MIN_TEXT_TOKENS = 16
 """The least tokens that a text must be allowed to have: shorter ones hold too little context for a call."""
-CALL_BRACKET_TOKENS = 4
+MAX_CALL_BRACKET_TOKENS = 4
 """The most tokens that a tokenizer has for " [", which begins a call."""
 
 
@@ -49,27 +49,27 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """
     tool = lane.tool
     entries = {
-        **cutting_settings(plan),  # how documents are cut into texts
+        **collect_cutting_settings(plan),  # how documents are cut into texts
         "tool": tool.name,
         "version": tool.version,
-        "identity": lane.selection(),  # what determines which texts the tool wants
+        "identity": lane.compute_selection_identity(),  # what determines which texts the tool wants
         "prompt": tool.prompt,
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
-        **determining(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),
+        **select_determining_settings(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),
     }
 
     if tool.asks_language:
-        entries["language"] = Identifier(None).identity()  # the default model that identifies languages
+        entries["language"] = Identifier(None).compute_file_hash()  # the default model that identifies languages
     if tool.by_paragraph:
         entries["by_paragraph"] = True
-    if tool.routed and plan.routed:
+    if tool.is_routed and plan.routed_tools:
         entries |= _collect_routing_settings(plan)
     return entries
 
 
 def _collect_routing_settings(plan: Plan) -> Mapping[str, Any]:
     """Return what the routing depends on: which texts each of the tools without a rule gets."""
-    return {"routed": plan.routing, **determining(plan.settings.corpus, "tools_per_text")}
+    return {"routed": plan.tool_ranking_identity, **select_determining_settings(plan.settings.corpus, "tools_per_text")}
 
 
 def compute_text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
@@ -84,11 +84,11 @@ def compute_text_budget(*, segment_tokens: int, context_length: int, prompt_toke
         max_call_tokens: The largest number of tokens between the brackets of a call.
 
     Raises:
-        UserError: Fewer than FEWEST_TEXT_TOKENS are left for the text.
+        UserError: Fewer than MIN_TEXT_TOKENS are left for the text.
     """
-    call_tokens = max_call_tokens + CALL_BRACKET_TOKENS
+    call_tokens = max_call_tokens + MAX_CALL_BRACKET_TOKENS
     room = (context_length - prompt_tokens - call_tokens) // 2
-    if room < FEWEST_TEXT_TOKENS:
+    if room < MIN_TEXT_TOKENS:
         raise UserError(
             f"the prompt takes {prompt_tokens} and a call {call_tokens} of the model's {context_length} tokens, which "
             f"leaves {room} for the text; shorten the prompt, lower sampling.max_call_tokens or take another model"
@@ -100,47 +100,47 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Select the texts of a shard in which it is worth sampling calls of a tool.
 
     Returns:
-        A row per selected text. Texts and documents that are left out are counted in `rejected` by reason.
+        A row per selected text. Texts and documents that are left out are counted in `rejection_counts`.
 
     Raises:
         UserError: The prompt leaves too few tokens for a text.
         ToolDown: The tool's rule for selecting texts fails, once the rows are read.
     """
-    count_tokens = worker.encoding().lengths  # texts -> the number of tokens of each
-    cuts = DocumentCuts(worker, _compute_most_tokens(worker, output.lane), count_tokens)
-    selection = _Selection(output, cuts, count_tokens)
+    count_tokens = worker.get_encoding().count_tokens  # texts -> the number of tokens of each
+    cuts = DocumentCuts(worker, _compute_max_text_tokens(worker, output.lane), count_tokens)
+    selection = _TextSelection(output, cuts, count_tokens)
 
     # All three steps are lazy: they do their work, and count in `rejected`, only while `sampled_texts` is read.
     documents = _sample_documents(worker.plan, shard, selection.rejected)
-    texts = selection.frames(documents)
+    texts = selection.iter_frames(documents)
     sampled_texts = _sample_texts(worker.plan, texts, selection.rejected)
-    return PartRows(sampled_texts, rejected=selection.rejected, stores=[cuts.name])
+    return PartRows(sampled_texts, rejection_counts=selection.rejected, store_names=[cuts.store_name])
 
 
-def _compute_most_tokens(worker: Worker, lane: Lane) -> int:
+def _compute_max_text_tokens(worker: Worker, lane: Lane) -> int:
     """Compute how many tokens a text may have, so that it fits the model's context together with the tool's prompt.
 
     Raises:
         UserError: The prompt leaves too few tokens for a text.
     """
-    from toolformer_dag.model.loading import context_length, load_config
+    from toolformer_dag.model.loading import load_config, read_context_length
 
     settings = worker.plan.settings
-    encoding = worker.encoding()
+    encoding = worker.get_encoding()
 
-    # The prompt is written around the text. `output` are the tokens between the text and its copy with calls.
-    prompt_tokens = len(encoding.prompt_tokens(lane.tool.prompt)) + len(encoding.output)
+    # The prompt is written around the text. The output label ("Output:") is between the text and its copy with calls.
+    prompt_tokens = len(encoding.encode_prompt(lane.tool.prompt)) + len(encoding.output_label_ids)
 
     return compute_text_budget(
         segment_tokens=settings.corpus.segment_tokens,  # the result is never larger
-        context_length=context_length(load_config(settings.model)),
+        context_length=read_context_length(load_config(settings.model)),
         prompt_tokens=prompt_tokens,
         max_call_tokens=settings.sampling.max_call_tokens,
     )
 
 
 class _PlacedDocument(NamedTuple):
-    """A document and its place, under which its cuts are stored (see `raw_shards.documents`)."""
+    """A document and its place, under which its cuts are stored (see `raw_shards.iter_documents`)."""
 
     place: str
     document: Document
@@ -160,39 +160,40 @@ class _SelectedText(NamedTuple):
     context: str
 
 
-class _Selection:
+class _TextSelection:
     """The selection of a tool's texts from the documents of a shard.
 
     A tool with a rule (`Tool.wants`) gets the texts that the rule accepts. Tools without a rule share the texts: each
     text goes to the few tools whose descriptions it fits best (BM25).
 
-    `rejected` counts documents and texts that the tool does not get, by (shard, reason). It is complete after the last
-    frame of `frames`. Reasons:
-    - document_not_wanted, text_not_wanted: the tool's rule refuses it
-    - fits_other_tools: the text was routed to other tools
-    - holds_call: the text holds a call of this tool
-    - word_too_long: a piece that cannot be cut to fit
-    - over_budget: a document or text that costs the tool's rule too much work
+    Attributes:
+        rejected: How many documents and texts the tool does not get, by (shard, reason). It is complete after the last
+            frame of `iter_frames`. The reasons are:
+            - document_not_wanted, text_not_wanted: the tool's rule refuses it
+            - fits_other_tools: the text was routed to other tools
+            - holds_call: the text holds a call of this tool
+            - word_too_long: a piece that cannot be cut to fit
+            - over_budget: a document or text that costs the tool's rule too much work
     """
 
-    def __init__(self, output: TableOutput, cuts: DocumentCuts, count_tokens: TokenCounter) -> None:
+    def __init__(self, output: TableOutput, document_cuts: DocumentCuts, count_tokens: TokenCounter) -> None:
         """Prepare the selection for the tool of a table.
 
         Args:
             output: The table to build.
-            cuts: Cuts documents into texts, or looks up how they were cut before.
+            document_cuts: Cuts documents into texts, or looks up how they were cut before.
             count_tokens: Takes texts and returns the number of tokens of each.
         """
-        self.rejected: Rejected = Counter()
+        self.rejected: RejectionCounts = Counter()
         self._schema = output.stage.schema
         self._tool = output.lane.tool
-        self._cuts = cuts
+        self._document_cuts = document_cuts
         self._count_tokens = count_tokens
         self._language_identifier = Identifier(None)  # with the default model
         self._tools_per_text = output.plan.settings.corpus.tools_per_text
-        self._router = _router(output)
+        self._router = _build_router(output)
 
-    def frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    def iter_frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
         """Yield the rows of the table, in the order of the documents."""
         for frame in documents:
             for batch in frame.iter_slices(raw_shards.DOCUMENTS_PER_PLACE):
@@ -209,33 +210,35 @@ class _Selection:
             A row per text, in the columns of STAGE.
         """
         if self._tool.asks_language:
-            documents = self._with_language(documents)
+            documents = self._with_identified_languages(documents)
 
         wanted_documents = self._select_wanted_documents(documents)
         cut_documents = self._cut_documents(wanted_documents)  # the texts of each document, in the same order
 
-        rows: list[_SelectedText] = []
-        for placed, cut_document in zip(wanted_documents, cut_documents, strict=True):
-            rows += self._iter_selected_texts(placed.document, cut_document)
-        return self._build_table(rows)
+        selected_texts: list[_SelectedText] = []
+        for placed_document, cut_document in zip(wanted_documents, cut_documents, strict=True):
+            selected_texts += self._iter_selected_texts(placed_document.document, cut_document)
+        return self._build_selected_table(selected_texts)
 
     def _cut_documents(self, documents: Sequence[_PlacedDocument]) -> Iterator[DocumentTexts]:
         """Cut documents into texts, or look up how they were cut before."""
-        return self._cuts.texts_of([(place, document.text) for place, document in documents])
+        placed_texts = [(place, document.text) for place, document in documents]
+        return self._document_cuts.iter_document_texts(placed_texts)
 
-    def _build_table(self, rows: Sequence[_SelectedText]) -> pl.DataFrame:
+    def _build_selected_table(self, selected_texts: Sequence[_SelectedText]) -> pl.DataFrame:
         """Return selected texts as rows of the table, with their lengths in tokens."""
-        token_counts = self._count_tokens([row.text for row in rows])
-        row_schema = {name: self._schema[name] for name in _SelectedText._fields}
-        frame = pl.DataFrame(rows, schema=row_schema, orient="row")
-        return frame.with_columns(tokens=pl.Series(token_counts, dtype=self._schema["tokens"]))
+        token_counts = self._count_tokens([selected_text.text for selected_text in selected_texts])
 
-    def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:
+        schema_without_tokens = {name: self._schema[name] for name in _SelectedText._fields}
+        text_rows = pl.DataFrame(selected_texts, schema=schema_without_tokens, orient="row")
+        return text_rows.with_columns(tokens=pl.Series(token_counts, dtype=self._schema["tokens"]))
+
+    def _with_identified_languages(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Identify the language of the documents for which the corpus has none."""
         has_no_language = documents["language"].is_null()
         texts = documents["text"].filter(has_no_language).to_list()
 
-        languages = self._language_identifier.identify(texts)
+        languages = self._language_identifier.identify_languages(texts)
         labels = pl.Series([language.label for language in languages], dtype=pl.String)
         return documents.with_columns(language=documents["language"].scatter(has_no_language.arg_true(), labels))
 
@@ -245,16 +248,18 @@ class _Selection:
         Args:
             documents: The documents, with a column per field of Document and the column `place`.
         """
-        wanted = []
+        wanted_documents = []
         for row in documents.iter_rows(named=True):
-            place = row.pop("place")
+            place = row.pop("place")  # leaves the fields of Document
             document = Document(**row)
 
-            # A document that the tool refuses is counted in `rejected` as document_not_wanted.
-            why_wanted = self._ask_rule("wants_document", document, shard=document.shard, refusal="document_not_wanted")
+            # The tool's reason. None if it refuses the document, which is counted in `rejected` by that call.
+            why_wanted = self._ask_tool_whether_wanted(
+                "wants_document", document, shard=document.shard, refusal_reason="document_not_wanted"
+            )
             if why_wanted:
-                wanted.append(_PlacedDocument(place, document))
-        return wanted
+                wanted_documents.append(_PlacedDocument(place, document))
+        return wanted_documents
 
     def _iter_selected_texts(self, document: Document, cut_document: DocumentTexts) -> Iterator[_SelectedText]:
         """Select the texts of a document that the tool gets, and count the others in `rejected`.
@@ -265,18 +270,22 @@ class _Selection:
         Yields:
             A row per selected text.
         """
-        self.rejected[document.shard, "word_too_long"] += cut_document.unfit_words
+        self.rejected[document.shard, "word_too_long"] += cut_document.unfit_word_count
 
         # The context is what the tool's results depend on besides the input, such as the date for the calendar.
-        context = self._ask_tool("context", document) or ""
+        context = self._call_tool_method("context", document) or ""
 
-        texts = paragraphs(cut_document.texts) if self._tool.by_paragraph else cut_document.texts
+        texts = cut_document.texts
+        if self._tool.by_paragraph:
+            texts = split_into_paragraphs(texts)
+
         for text in texts:
-            why_wanted = self._explain_wanted(document, text.text)  # counts the text in `rejected` if it returns None
+            # Counts the text in `rejected` if it returns None.
+            why_wanted = self._explain_why_wanted(document, text.text)
             if why_wanted:
-                yield self._build_row(document, text, why_wanted, context)
+                yield self._build_selected_text(document, text, why_wanted, context)
 
-    def _build_row(self, document: Document, text: Segment, why_wanted: str, context: str) -> _SelectedText:
+    def _build_selected_text(self, document: Document, text: Segment, why_wanted: str, context: str) -> _SelectedText:
         """Build the row of a text that the tool gets.
 
         Args:
@@ -290,65 +299,74 @@ class _Selection:
             segment=text.index,
             offset=text.offset,
             text=text.text,
-            text_digest=text_digest(text.text),
+            text_digest=compute_text_digest(text.text),
             wanted=why_wanted,
             context=context,
         )
 
-    def _explain_wanted(self, document: Document, text: str) -> str | None:
+    def _explain_why_wanted(self, document: Document, text: str) -> str | None:
         """Decide whether the tool gets a text. If it does not, the text is counted in `rejected`.
 
         Returns:
             Why the tool gets the text, such as "a number after 'total'". None if it does not get it.
         """
-        if holds_call(text, [self._tool.name]):
+        if has_call_to_tools(text, [self._tool.name]):
             self.rejected[document.shard, "holds_call"] += 1
             return None
 
         if self._router is None:
-            return self._ask_rule("wants", text, document, shard=document.shard, refusal="text_not_wanted")
-        return self._route_by_description(self._router, text, document.shard)
+            # Calls the tool's method `wants`. If the tool refuses the text, this counts it.
+            return self._ask_tool_whether_wanted(
+                "wants", text, document, shard=document.shard, refusal_reason="text_not_wanted"
+            )
+        return self._explain_why_routed(self._router, text, document.shard)
 
-    def _route_by_description(self, router: Router, text: str, shard: str) -> str | None:
-        """Return how well a text fits the description of the tool ("fits 12.3"); None if it fits other tools better."""
-        scores = router.top(text, self._tools_per_text)  # of the tools that get the text
-        if self._tool.key not in scores:
+    def _explain_why_routed(self, router: Router, text: str, shard: str) -> str | None:
+        """Return how well a text fits the description of the tool, such as "fits 12.3".
+
+        None if it fits other tools better. Then the text is counted in `rejected`.
+        """
+        # Only the tools that get the text have a score.
+        score_by_tool_key = router.rank_tools(text, self._tools_per_text)
+        if self._tool.key not in score_by_tool_key:
             self.rejected[shard, "fits_other_tools"] += 1
             return None
-        return f"fits {scores[self._tool.key]:.1f}"
+        return f"fits {score_by_tool_key[self._tool.key]:.1f}"
 
-    def _ask_rule(self, method: str, *arguments: object, shard: str, refusal: str) -> str | None:
+    def _ask_tool_whether_wanted(
+        self, method_name: str, *arguments: object, shard: str, refusal_reason: str
+    ) -> str | None:
         """Ask the tool whether it wants a document or a text. If it does not, this is counted in `rejected`.
 
         Args:
-            method: The name of the tool's method to call, such as "wants".
+            method_name: The name of the tool's method to call, such as "wants".
             arguments: The arguments of this method.
             shard: The shard for which a refusal is counted.
-            refusal: The reason under which it is counted.
+            refusal_reason: The reason under which it is counted.
 
         Returns:
             Why the tool wants the document or text, None if it does not.
         """
         try:
-            why_wanted = self._ask_tool(method, *arguments)
+            why_wanted = self._call_tool_method(method_name, *arguments)
         except OverBudget:  # deciding would cost the tool too much work
             self.rejected[shard, "over_budget"] += 1
             return None
 
         if not why_wanted:
-            self.rejected[shard, refusal] += 1
+            self.rejected[shard, refusal_reason] += 1
             return None
         return why_wanted
 
-    def _ask_tool(self, method: str, *arguments: object) -> str | None:
+    def _call_tool_method(self, method_name: str, *arguments: object) -> str | None:
         """Call a method of the tool, which may be code of a user, and return its answer: a text or None.
 
         Raises:
             ToolDown: The method fails, or returns anything else.
             OverBudget: The method gives up, because it would take too much work.
         """
-        with blame_tool(self._tool, method):  # turns other exceptions of this block into ToolDown
-            answer = getattr(self._tool, method)(*arguments)
+        with wrap_tool_errors(self._tool, method_name):  # turns other exceptions of this block into ToolDown
+            answer = getattr(self._tool, method_name)(*arguments)
             if answer is None:
                 return None
             if not isinstance(answer, str):
@@ -359,14 +377,18 @@ class _Selection:
             return str(answer.encode(), "utf-8")
 
 
-def _router(output: TableOutput) -> Router | None:
-    """Return what chooses the tools of a text; None for a tool with a rule, and where no tool shares texts."""
-    if output.lane.tool.routed and output.plan.routed:
-        return Router(output.plan.routed)
+def _build_router(output: TableOutput) -> Router | None:
+    """Return the router, which chooses the tools of a text by their descriptions.
+
+    None for a tool that chooses its texts by a rule of its own, and if no tools share texts.
+    """
+    routed_tools = output.plan.routed_tools
+    if output.lane.tool.is_routed and routed_tools:
+        return Router(routed_tools)
     return None
 
 
-def _sample_documents(plan: Plan, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
+def _sample_documents(plan: Plan, shard: str, rejected: RejectionCounts) -> Iterator[pl.DataFrame]:
     """Read the documents of a shard, or a sample of them if the settings limit their number.
 
     The limit `corpus.documents_per_shard` is for distinct documents. Those with the smallest hashes are taken, so that
@@ -378,43 +400,49 @@ def _sample_documents(plan: Plan, shard: str, rejected: Rejected) -> Iterator[pl
     Yields:
         The documents, in one or more frames.
     """
-    documents = removed_documents.documents(plan, shard)
+    documents = removed_documents.iter_kept_documents(plan, shard)
     limit = plan.settings.corpus.documents_per_shard
     if limit is None:
         yield from documents
         return
 
-    documents_with_hashes = _with_digests(documents)
-    samples = _select_smallest_hashes(
-        documents_with_hashes, limit=limit, reason="document_not_sampled", rejected=rejected
+    documents_with_hashes = _iter_documents_with_digests(documents)
+    samples = _iter_rows_with_smallest_hashes(
+        documents_with_hashes, max_hashes=limit, reason="document_not_sampled", rejected=rejected
     )
     for sample in samples:
         yield sample.drop("text_digest")
 
 
-def _sample_texts(plan: Plan, texts: Iterator[pl.DataFrame], rejected: Rejected) -> Iterator[pl.DataFrame]:
-    """Yield rows of texts, of which `corpus.texts_per_shard` limits the distinct ones, as in `_sample_documents`."""
+def _sample_texts(plan: Plan, texts: Iterator[pl.DataFrame], rejected: RejectionCounts) -> Iterator[pl.DataFrame]:
+    """Return rows of texts, or a sample of them if the setting `corpus.texts_per_shard` limits the distinct texts.
+
+    As in `_sample_documents`, the texts with the smallest hashes are taken.
+
+    Args:
+        rejected: The texts that are left out are counted here, with the reason not_sampled.
+    """
     limit = plan.settings.corpus.texts_per_shard
     if limit is None:
         return texts
-    return _select_smallest_hashes(texts, limit=limit, reason="not_sampled", rejected=rejected)
+    return _iter_rows_with_smallest_hashes(texts, max_hashes=limit, reason="not_sampled", rejected=rejected)
 
 
-def _with_digests(documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+def _iter_documents_with_digests(documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     """Yield batches of documents with the hashes of their texts in the column `text_digest`."""
     for batch in documents:
-        digests = [text_digest(text) for text in batch["text"]]
+        digests = [compute_text_digest(text) for text in batch["text"]]
         yield batch.with_columns(text_digest=pl.Series(digests, dtype=pl.String))
 
 
-def _select_smallest_hashes(
-    frames: Iterator[pl.DataFrame], *, limit: int, reason: str, rejected: Rejected
+def _iter_rows_with_smallest_hashes(
+    frames: Iterator[pl.DataFrame], *, max_hashes: int, reason: str, rejected: RejectionCounts
 ) -> Iterator[pl.DataFrame]:
     """Sample rows by hash: keep the rows with the smallest hashes.
 
     Args:
         frames: Rows with the columns text_digest (the hash) and shard.
-        limit: The number of distinct hashes to keep. Rows with equal hashes are kept or left out together.
+        max_hashes: The number of distinct hashes to keep. Rows with equal hashes are kept or left out together.
         reason: The reason under which the other rows are counted.
         rejected: The other rows are counted here.
 
@@ -425,17 +453,17 @@ def _select_smallest_hashes(
     for frame in frames:
         candidates = frame if kept_rows is None else pl.concat([kept_rows, frame])
 
-        is_kept = candidates["text_digest"].rank("dense") <= limit  # equal hashes have the same rank
-        rejected.update(_count_as(reason, candidates.filter(~is_kept)))
+        is_kept = candidates["text_digest"].rank("dense") <= max_hashes  # equal hashes have the same rank
+        rejected.update(_count_rejected_rows(reason, candidates.filter(~is_kept)))
         kept_rows = candidates.filter(is_kept)
 
     if kept_rows is not None:
         yield kept_rows
 
 
-def _count_as(reason: str, rows: pl.DataFrame) -> Rejected:
+def _count_rejected_rows(reason: str, rows: pl.DataFrame) -> RejectionCounts:
     """Count rows with the column `shard` as rejected for a reason."""
-    return count_by_reason(rows.with_columns(reason=pl.lit(reason)))
+    return count_rejected_rows(rows.with_columns(reason=pl.lit(reason)))
 
 
 STAGE = Stage(
@@ -453,12 +481,12 @@ STAGE = Stage(
         "context": Column(pl.String(), "what results depend on beside the input: the date, for the calendar"),
         "tokens": Column(pl.Int32(), "length of the text in tokens of the model"),
     },
-    key=TEXT_KEY,
-    settings=settings,
-    reads=removed_documents.READS,
+    key_columns=TEXT_KEY,
+    collect_settings=settings,
+    reads=removed_documents.DOCUMENT_TABLES,
     inputs=removed_documents.inputs,
     kinds=frozenset({"python", "polars"}),
-    volatile=("tokens",),
-    make=ByShard(rows),
-    in_warehouse=InWarehouse("texts", hidden=("text",), added={"characters": CHARACTERS}),
+    volatile_columns=("tokens",),
+    row_maker=ByShard(rows),
+    warehouse_form=InWarehouse("texts", hidden_columns=("text",), added_columns={"characters": CHARACTERS}),
 )

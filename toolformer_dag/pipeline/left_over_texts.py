@@ -5,40 +5,60 @@ from dataclasses import replace
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
-from toolformer_dag.computing.stage import TEXT_KEY, ByShard, InputsOf, PartRows, Rejected, TableOutput, versions
+from toolformer_dag.computing.stage import (
+    TEXT_KEY,
+    ByShard,
+    InputsFinder,
+    PartRows,
+    RejectionCounts,
+    TableOutput,
+    build_versions_finder,
+)
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import heuristic_subset
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that are read: texts and kept calls of the project that this one starts from."""
-    assert plan.start is not None
-    earlier_lane = plan.start.lane_of(lane.tool).key
-    return (f"{earlier_lane}/heuristic_subset", f"{earlier_lane}/filtered_calls")
+    """Return the whole names of the tables that are read from the project that this one starts from.
+
+    Both are tables of the same tool: its texts, then its kept calls.
+    """
+    assert plan.previous_plan is not None
+    earlier_lane_key = plan.previous_plan.get_lane_of_tool(lane.tool).key
+    return (f"{earlier_lane_key}/heuristic_subset", f"{earlier_lane_key}/filtered_calls")
 
 
-def inputs(output: TableOutput) -> InputsOf:
+def inputs(output: TableOutput) -> InputsFinder:
     """Return a function from a shard to the versions of its texts and kept calls, by the tables' whole names."""
-    return versions({name: output.plan.lake.table(name) for name in output.depends_on})
+    lake = output.plan.lake
+    return build_versions_finder({table_name: lake.get_table(table_name) for table_name in output.depends_on})
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the texts of a shard in which the earlier project kept no call. Rejected: kept_before."""
-    texts_name, kept_name = output.depends_on  # in the order of `reads`
+    """Return the texts of a shard in which the earlier project kept no call.
+
+    The other texts are rejected as kept_before.
+    """
+    # The tables that the function `reads` of this module returns, in its order.
+    texts_table_name, kept_calls_table_name = output.depends_on
     lake = output.plan.lake
-    texts = lake.table(texts_name).read(shard)
-    kept_calls = lake.table(kept_name).read(shard)
-    left_over = texts.join(kept_calls, on=TEXT_KEY, how="anti", maintain_order="left")
-    rejected = Rejected({(shard, "kept_before"): texts.height - left_over.height})
-    return PartRows([left_over.with_columns(tool=pl.lit(output.lane.key))], rejected)
+    earlier_texts = lake.get_table(texts_table_name).read_part(shard)
+    kept_calls = lake.get_table(kept_calls_table_name).read_part(shard)
+
+    left_over_texts = earlier_texts.join(kept_calls, on=TEXT_KEY, how="anti", maintain_order="left")
+    rejection_counts = RejectionCounts({(shard, "kept_before"): earlier_texts.height - left_over_texts.height})
+
+    # The texts had the lane of the earlier project in the column `tool`.
+    text_rows = left_over_texts.with_columns(tool=pl.lit(output.lane.key))
+    return PartRows([text_rows], rejection_counts)
 
 
 STAGE = replace(
     heuristic_subset.STAGE,
     description="The texts that a tool wants and in which the project that it starts from kept no call of it.",
-    settings=lambda plan, lane: {},
+    collect_settings=lambda plan, lane: {},
     reads=reads,
     inputs=inputs,
     kinds=frozenset({"polars", "parquet"}),
-    make=ByShard(rows),
+    row_maker=ByShard(rows),
 )

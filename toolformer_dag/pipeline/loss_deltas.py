@@ -8,52 +8,60 @@ import polars as pl
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
     CALL_KEY,
-    MADE_BY,
-    SCORED,
+    MADE_BY_FIELD,
+    SCORED_COLUMNS,
     TEXT_KEY,
     ByChunk,
-    Claimed,
+    ClaimedKeys,
     Column,
     PartRows,
     Planned,
     Stage,
     TableOutput,
-    count_by_reason,
+    count_rejected_rows,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.chained_candidates import OFFSET_IN_TEXT, find_units_ahead, read_calls_with_results
+from toolformer_dag.pipeline.chained_candidates import OFFSET_IN_TEXT_COLUMN, find_units_ahead, read_calls_with_results
 from toolformer_dag.pipeline.losses import (
-    LOSSES_FINITE,
+    LOSSES_FINITE_CHECK,
+    collect_losses_settings,
     compute_losses,
-    losses_settings,
     plan_losses,
     with_losses,
 )
-from toolformer_dag.settings.tool_settings import RULE
+from toolformer_dag.settings.tool_settings import RULE_SOURCE
 from toolformer_dag.texts import look_ahead
-from toolformer_dag.tools.tool import Tool, blame_tool
+from toolformer_dag.tools.tool import Tool, wrap_tool_errors
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what the rows depend on, apart from calls and results."""
-    rule = look_ahead.VERSION if lane.look_ahead else None
+    rule = look_ahead.LOOK_AHEAD_VERSION if lane.rejects_look_ahead else None
     # All options of the tool count, since `Tool.keeps` may read any of them.
-    return {**losses_settings(plan, lane), **tool_settings(lane), "look_ahead": rule}
+    return {**collect_losses_settings(plan, lane), **collect_tool_settings(lane), "look_ahead": rule}
 
 
-def tool_settings(lane: Lane) -> Mapping[str, Any]:
+def collect_tool_settings(lane: Lane) -> Mapping[str, Any]:
     """Return what determines which calls a lane's tool keeps out: its version and options."""
-    settings = {"version": lane.tool.version, "identity": lane.identity()}
+    settings = {"version": lane.tool.version, "identity": lane.compute_tool_identity()}
     reasons_version = lane.tool.kept_out_version
-    return {**settings, "kept_out": reasons_version} if reasons_version else settings
+    if not reasons_version:
+        return settings
+    return {**settings, "kept_out": reasons_version}
 
 
-def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the calls of a shard and of their echoes, where they are not stored yet."""
-    texts = output.lane_table("heuristic_subset").read(shard)
-    calls = _read_calls(output, shard, texts)
-    with_echoes = pl.concat([calls.to_score, calls.echoes])
-    return plan_losses(worker, output, with_echoes, texts, claimed)
+def chunks(worker: Worker, output: TableOutput, shard: str, claimed_keys: ClaimedKeys) -> Planned:
+    """Plan the losses of the calls of a shard and of their echoes, as far as they are not stored yet.
+
+    An echo is the same call with another result (see `_CallsOfShard`).
+
+    Args:
+        claimed_keys: The losses that earlier shards of this run compute already. The newly planned ones are added.
+    """
+    texts = output.get_lane_table("heuristic_subset").read_part(shard)
+    calls_of_shard = _read_calls_of_shard(output, shard, texts)
+    calls_and_echoes = pl.concat([calls_of_shard.scorable_calls, calls_of_shard.echo_calls])
+    return plan_losses(worker, output, calls_and_echoes, texts, claimed_keys)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -63,82 +71,115 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Returns:
         A row per candidate call that has a result. Its column `reason` says why the call may not stay whatever its
-        delta, and is null for the others. The reason comes from `_explain_unfit` (for calls that are not scored), from
-        the model (does_not_fit, not_finite) or from the tool.
+        delta, and is null for the others. The reason comes from `_build_unfit_reason` (for calls that are not scored),
+        from the model (does_not_fit, not_finite) or from the tool.
     """
-    texts = output.lane_table("heuristic_subset").read(shard)
-    calls = _read_calls(output, shard, texts)
-    scored = with_losses(worker, output, calls.to_score)
+    texts = output.get_lane_table("heuristic_subset").read_part(shard)
+    calls_of_shard = _read_calls_of_shard(output, shard, texts)
+    calls_with_losses = with_losses(worker, output, calls_of_shard.scorable_calls)
 
     # An echo is a call with another result: what the tool returns for the very words that the text says after the
     # call. Its loss shows whether these words alone would help as much.
-    echoes = with_losses(worker, output, calls.echoes)
-    scored_calls = _with_echo(scored.calls, echoes.calls)
+    echoes_with_losses = with_losses(worker, output, calls_of_shard.echo_calls)
+    scored_calls = _with_echo_deltas(calls_with_losses.calls, echoes_with_losses.calls)
 
-    return build_scored_rows(output, texts, scored=scored_calls, unscored=calls.unscored, stores=scored.stores)
+    return build_scored_rows(
+        output,
+        texts,
+        scored_calls=scored_calls,
+        unscored_calls=calls_of_shard.unscorable_calls,
+        store_names=calls_with_losses.store_names,
+    )
 
 
 class _CallsOfShard(NamedTuple):
-    """The single calls of a shard that have a result. Columns: see `_read_calls_with_unfit`.
+    """The single calls of a shard that have a result, in the columns of `_read_calls_with_unfit_reason`.
 
     A rule that proposes a call because the text says "Paris" after it may have chosen the input for that word. So the
     call has an echo: the same call with the tool's result for "Paris" itself.
+
+    Attributes:
+        scorable_calls: The calls without a reason in `unfit`.
+        echo_calls: The echoes of the scorable calls that have one.
+        unscorable_calls: The calls with a reason in `unfit`.
     """
 
-    to_score: pl.DataFrame
-    echoes: pl.DataFrame
-    unscored: pl.DataFrame  # calls with a reason in `unfit`
+    scorable_calls: pl.DataFrame
+    echo_calls: pl.DataFrame
+    unscorable_calls: pl.DataFrame
 
 
-def _read_calls(output: TableOutput, shard: str, texts: pl.DataFrame) -> _CallsOfShard:
-    """Return the calls of a shard, by whether they are scored. texts: the texts of the shard."""
-    calls = _read_calls_with_unfit(output, shard, texts)
+def _read_calls_of_shard(output: TableOutput, shard: str, texts: pl.DataFrame) -> _CallsOfShard:
+    """Return the calls of a shard, parted into those that can be scored, their echoes, and the others.
+
+    The echo of a call that a rule proposed because of a word after it, such as "Paris", is the same call with the
+    tool's result for "Paris" itself. Echoes are no calls of the table and are not among the scorable calls.
+
+    Args:
+        texts: The texts of the shard.
+    """
+    calls = _read_calls_with_unfit_reason(output, shard, texts)
     is_fit = pl.col("unfit").is_null()
-    to_score = calls.filter(is_fit)
-    return _CallsOfShard(to_score, echoes=_select_echoes(to_score), unscored=calls.filter(~is_fit))
+    scorable_calls = calls.filter(is_fit)
+    return _CallsOfShard(
+        scorable_calls=scorable_calls,
+        echo_calls=_select_echoes(scorable_calls),
+        unscorable_calls=calls.filter(~is_fit),
+    )
 
 
-def _with_echo(scored: pl.DataFrame, echoes: pl.DataFrame) -> pl.DataFrame:
-    """Add the column `echo`, by how much the echo of a call lowers the loss (nats); null for a call without one."""
-    losses = echoes.select(*CALL_KEY, loss_echo="loss_result")
-    joined = scored.join(losses, on=CALL_KEY, how="left", maintain_order="left")
-    best_without_result = pl.min_horizontal("loss_empty", "loss_call")  # L- in the paper
-    return joined.with_columns(echo=best_without_result - pl.col("loss_echo"))
+def _with_echo_deltas(scored_calls: pl.DataFrame, scored_echoes: pl.DataFrame) -> pl.DataFrame:
+    """Add the column `echo`: by how many nats the echo of a call lowers the loss. It is null for a call without one."""
+    echo_losses = scored_echoes.select(*CALL_KEY, loss_echo="loss_result")
+    calls_with_echo_losses = scored_calls.join(echo_losses, on=CALL_KEY, how="left", maintain_order="left")
+
+    loss_without_result = pl.min_horizontal("loss_empty", "loss_call")  # L- in the paper
+    return calls_with_echo_losses.with_columns(echo=loss_without_result - pl.col("loss_echo"))
 
 
 def build_scored_rows(
-    output: TableOutput, texts: pl.DataFrame, *, scored: pl.DataFrame, unscored: pl.DataFrame, stores: Sequence[str]
+    output: TableOutput,
+    texts: pl.DataFrame,
+    *,
+    scored_calls: pl.DataFrame,
+    unscored_calls: pl.DataFrame,
+    store_names: Sequence[str],
 ) -> PartRows:
     """Build the rows of a table of scores, either for single calls or for chains of calls.
 
     Args:
         texts: The texts of the calls, in the columns text_digest and text.
-        scored: Calls in the columns CALL_COLUMNS, with their losses and `reason`: why the model gave no losses, null
-            for most calls.
-        unscored: Calls that have no losses, with `unfit`: why they were not scored.
-        stores: The names of the row stores that the losses come from.
+        scored_calls: Calls in the columns CALL_COLUMNS, with their losses and `reason`: why the model gave no
+            losses, null for most calls.
+        unscored_calls: Calls that have no losses, with `unfit`: why they were not scored.
+        store_names: The names of the row stores that the losses come from.
 
     Returns:
         A row per call, in the order of CALL_KEY. Its `reason` says why the call may not stay, and is null for most.
     """
-    reasons_of_tools = _ask_tools(output.lane, texts, scored)
-    with_reasons = scored.with_columns(reason=pl.coalesce("reason", reasons_of_tools))  # the model's reason comes first
-    without_scores = unscored.with_columns(reason=pl.col("unfit"))
+    reasons_of_tools = _ask_tools_for_reasons(output.lane, texts, scored_calls)
+    # The model's reason comes before the tool's.
+    with_reasons = scored_calls.with_columns(reason=pl.coalesce("reason", reasons_of_tools))
+    without_scores = unscored_calls.with_columns(reason=pl.col("unfit"))
 
-    calls = pl.concat([with_reasons, without_scores], how="diagonal")
-    table = output.stage.shaped(calls).sort(CALL_KEY)
+    all_calls = pl.concat([with_reasons, without_scores], how="diagonal")
+    call_rows = output.stage.shape_frame(all_calls).sort(CALL_KEY)
 
-    # Chains name this stage too, so that rejected single calls and rejected chains are counted together.
-    facts = {MADE_BY: STAGE.name}
-    return PartRows([table], rejected=count_by_reason(table), stores=stores, facts=facts)
+    return PartRows(
+        frames=[call_rows],
+        rejection_counts=count_rejected_rows(call_rows),
+        store_names=store_names,
+        # Chains name this stage too, so that rejected single calls and rejected chains are counted together.
+        record_fields={MADE_BY_FIELD: STAGE.name},
+    )
 
 
-def _ask_tools(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+def _ask_tools_for_reasons(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Ask each call's tool whether the call may stay.
 
     Args:
-        calls: The calls, in the columns CALL_COLUMNS. `called` is the key of the lane (a tool with its settings) whose
-            tool is called.
+        calls: The calls, in the columns CALL_COLUMNS. `called` is the key of the lane (a tool with its settings)
+            whose tool is called.
         texts: The texts of the calls, in the columns text_digest and text.
 
     Returns:
@@ -148,23 +189,28 @@ def _ask_tools(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Serie
         ToolDown: The code of a tool fails.
     """
     text_by_digest = dict(texts.select("text_digest", "text").iter_rows())
-    tool_by_lane = {called_lane.key: called_lane.tool for called_lane in lane.chainable.values()}
+    tool_by_lane = {called_lane.key: called_lane.tool for called_lane in lane.chainable_lanes_by_name.values()}
 
     reasons = []
-    columns = calls.select("called", "text_digest", OFFSET_IN_TEXT, "input")
-    for lane_key, digest, offset, input in columns.iter_rows():
-        reason = _ask_tool(tool_by_lane[lane_key], text_by_digest[digest], offset, input)
-        reasons.append(reason)
+    call_fields = calls.select("called", "text_digest", OFFSET_IN_TEXT_COLUMN, "input")
+    for lane_key, text_digest, offset_in_text, input in call_fields.iter_rows():
+        tool = tool_by_lane[lane_key]
+        text = text_by_digest[text_digest]
+        reasons.append(_ask_tool_for_reason(tool, text, offset_in_text, input))
     return pl.Series(reasons, dtype=pl.String)
 
 
-def _ask_tool(tool: Tool, text: str, offset: int, input: str) -> str | None:
-    """Return why a tool keeps a call out that stands before a character of its text; None if it may stay."""
-    with blame_tool(tool, "keeps"):
+def _ask_tool_for_reason(tool: Tool, text: str, offset: int, input: str) -> str | None:
+    """Return why a tool keeps a call out that stands before a character of its text. None if the call may stay.
+
+    Raises:
+        ToolDown: The code of the tool fails.
+    """
+    with wrap_tool_errors(tool, "keeps"):
         return tool.kept_out(text, offset, input)
 
 
-def _read_calls_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
+def _read_calls_with_unfit_reason(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
     """Read the single calls of a shard that have a result, and find out which of them cannot be scored.
 
     Args:
@@ -180,7 +226,9 @@ def _read_calls_with_unfit(output: TableOutput, shard: str, texts: pl.DataFrame)
     echoed_results = _read_echoed_results(output, shard)
     calls = calls.join(echoed_results, on=("words", "context"), how="left", maintain_order="left")
     calls = calls.with_columns(ahead=find_units_ahead(output.lane, texts, calls))
-    return calls.with_columns(unfit=_explain_unfit())  # reads `echoed`, `ahead` and other columns
+
+    # The reason is computed from `echoed`, `ahead` and other columns.
+    return calls.with_columns(unfit=_build_unfit_reason())
 
 
 def _read_echoed_results(output: TableOutput, shard: str) -> pl.DataFrame:
@@ -188,38 +236,42 @@ def _read_echoed_results(output: TableOutput, shard: str) -> pl.DataFrame:
 
     The echo of [Search(capital of France)] for the word "Paris" is the result of [Search(Paris)].
     """
-    results = output.lane_table("tool_results").read(shard)
+    results = output.get_lane_table("tool_results").read_part(shard)
     return results.select("context", words="input", echoed="result")
 
 
-def _explain_unfit() -> pl.Expr:
+def _build_unfit_reason() -> pl.Expr:
     """Build an expression that says why a call cannot be scored.
 
     A rule may propose a call because of `words` that it saw in the text after the call, such as "Paris". The column
-    `echoed` holds the tool's result for these words as input.
+    `echoed` holds the tool's result for these words as input. Unless another score is set, such a call has to help more
+    than this other result, which must hold the words too, so that the words alone do not explain the difference.
 
     Returns:
         An expression for the first reason that applies to a call, null if none does.
     """
-    has_different_echo = _has_words("echoed") & (pl.col("echoed") != pl.col("result"))
+    has_different_echo = _contains_rule_words("echoed") & (pl.col("echoed") != pl.col("result"))
 
     # If a call has no words, the conditions on words are null, which counts as false.
     condition_by_reason = {
         "looks_ahead": pl.col("ahead").is_not_null(),  # the input names what the text has only after the call
-        "words_not_held": ~_has_words("result"),  # the result does not contain the words
+        "words_not_held": ~_contains_rule_words("result"),  # the result does not contain the words
         "no_echo": ~has_different_echo,  # there is no other result with the words to compare with
-        "same_result": _is_repeated_result(),  # a call that a rule proposed here has it already
+        "same_result": _is_repeated_rule_result(),  # a call that a rule proposed here has it already
     }
     return pl.coalesce(pl.when(applies).then(pl.lit(reason)) for reason, applies in condition_by_reason.items())
 
 
-def _has_words(result: str) -> pl.Expr:
-    """Return whether the result in a column holds the `words` that a rule saw, in any case; null without words."""
-    lower_result = pl.col(result).fill_null("").str.to_lowercase()
+def _contains_rule_words(result_column: str) -> pl.Expr:
+    """Return an expression: whether the result in a column holds the `words` that a rule saw, in any case.
+
+    It is null for a call without words.
+    """
+    lower_result = pl.col(result_column).fill_null("").str.to_lowercase()
     return lower_result.str.contains(pl.col("words").str.to_lowercase(), literal=True)
 
 
-def _is_repeated_result() -> pl.Expr:
+def _is_repeated_rule_result() -> pl.Expr:
     """Build an expression that tells whether a call only repeats the result of a call that a rule proposed.
 
     Only calls at the same position are compared. The calls of a rule are numbered -1, -2, -3, ... in the column
@@ -229,7 +281,7 @@ def _is_repeated_result() -> pl.Expr:
     Returns:
         The expression. It is null if no rule proposed a call with the same result.
     """
-    is_by_rule = pl.col("source") == RULE
+    is_by_rule = pl.col("source") == RULE_SOURCE
     same_result_here = (*TEXT_KEY, "position", "result")
 
     # The numbers go down from -1, so the largest number is that of the first call.
@@ -242,16 +294,16 @@ def _select_echoes(calls: pl.DataFrame) -> pl.DataFrame:
     return calls.filter(pl.col("words").is_not_null()).with_columns(result="echoed")
 
 
-AHEAD = Column(pl.List(pl.String()), "units of the input that the text has only after the call; null for most")
+AHEAD_COLUMN = Column(pl.List(pl.String()), "units of the input that the text has only after the call; null for most")
 STAGE = Stage(
     name="loss_deltas",
     description="The three losses and their delta for every call with a result, kept or not (paper, section 2).",
-    columns={**SCORED, "ahead": AHEAD},
-    key=CALL_KEY,
-    settings=settings,
+    columns={**SCORED_COLUMNS, "ahead": AHEAD_COLUMN},
+    key_columns=CALL_KEY,
+    collect_settings=settings,
     reads=("heuristic_subset", "scored_candidates", "tool_results"),
     pool="gpu",
     kinds=frozenset({"pytorch", "parquet"}),
-    checks={"losses_finite": LOSSES_FINITE},
-    make=ByChunk(chunks, compute_losses, rows),
+    checks={"losses_finite": LOSSES_FINITE_CHECK},
+    row_maker=ByChunk(chunks, compute_losses, rows),
 )

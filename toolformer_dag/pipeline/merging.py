@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
-from toolformer_dag.texts.calls import Call, PlacedCall, SpliceError, holds_call, splice, take_out
+from toolformer_dag.texts.calls import Call, PlacedCall, SpliceError, has_call_to_tools, remove_calls, splice
 from toolformer_dag.texts.chains import ChainLink
 from toolformer_dag.texts.segments import Segment
 
@@ -25,32 +25,46 @@ BEFORE_FIRST_TEXT = -1
 
 
 def compute_order_hash(text: str) -> bytes:
-    """Return a hash of a document's text, 8 bytes, by which C* is ordered and split.
+    """Return a hash of a document's text (8 bytes), by which C* is ordered and split.
 
-    Hashes are spread evenly: those in the lowest 5 % of their range are 5 % of the documents.
+    Hashes are spread evenly: about 5 % of the documents have one in the lowest 5 % of the range.
     """
     return blake2b(f"split 2 {text}".encode(), digest_size=8).digest()
 
 
 def choose_split(text: str) -> str:
-    """Return TRAIN or HELDOUT for a document, by the hash of its text; equal documents get the same split."""
-    is_heldout = int.from_bytes(compute_order_hash(text), "big") < HELDOUT_SHARE * 2**64
+    """Return TRAIN or HELDOUT for a document, by the hash of its text. Equal documents get the same split."""
+    order_number = int.from_bytes(compute_order_hash(text), "big")  # at least 0, below 2**64
+    is_heldout = order_number < HELDOUT_SHARE * 2**64
     return HELDOUT if is_heldout else TRAIN
 
 
 @dataclass(frozen=True, slots=True)
 class KeptCall:
-    """A call that passed the filter, or a chain of calls; it is inserted before a character of the document."""
+    """A call that passed the filter, or a chain of calls, which are made one after another at the same place.
 
-    tool: str  # the key of its lane
-    char_offset: int  # the character of the document
+    Attributes:
+        lane_key: The key of its lane (a tool with its settings).
+        char_offset: The character of the document before which it is inserted.
+        delta: By how many nats it lowers the loss.
+        links: The call, or the calls of the chain, each with its result.
+    """
+
+    lane_key: str
+    char_offset: int
     delta: float
-    links: tuple[ChainLink, ...]  # the call, or the calls of the chain
+    links: tuple[ChainLink, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AugmentedText:
-    """A text x (`segment`), the same with calls, x* (`text_with_calls`), and the calls; without any both are equal."""
+    """A text with the calls that were inserted into it.
+
+    Attributes:
+        segment: The text x, with its place in the document.
+        text_with_calls: The text x* with calls. Without any call it is equal to x.
+        calls: The inserted calls.
+    """
 
     segment: Segment
     text_with_calls: str
@@ -58,126 +72,173 @@ class AugmentedText:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """How many calls could not be used for one reason."""
+class DroppedCalls:
+    """How many calls could not be used, for one reason."""
 
     reason: str
-    calls: int
+    call_count: int
 
 
-def examples(
-    texts: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers = PAPER_MARKERS
-) -> Iterator[AugmentedText | Dropped]:
-    """Insert the calls of a document into its texts; yield each text that gets calls, and what was dropped.
-
-    Where two tools call at the same character, the call with the larger delta stays.
-
-    texts: what the document was cut into, in order.
-    calls: the kept calls of all tools.
-    names: the tools' names as they stand in texts.
-    """
-    best_calls = _select_best_calls(calls)
-    calls_of_texts = _group_calls_by_text(texts, best_calls)
-    inside_count = sum(len(calls_of_text) for calls_of_text in calls_of_texts.values())
-    yield from _iter_dropped("not_best_at_position", len(calls) - len(best_calls))
-    # Such a call stands in white space between texts, or in a word that fits no text.
-    yield from _iter_dropped("outside_every_text", len(best_calls) - inside_count)
-    for index, calls_of_text in calls_of_texts.items():
-        yield _augment_text(texts[index], calls_of_text, names, markers)
-
-
-def _iter_dropped(reason: str, count: int) -> Iterator[Dropped]:
-    """Yield what was dropped for a reason, if anything was."""
-    if count > 0:
-        yield Dropped(reason, count)
-
-
-def select_plain_examples(
+def iter_augmented_texts(
     texts: Sequence[Segment],
-    offsets: Collection[int],
-    calls: Sequence[KeptCall],
-    names: Sequence[str],
+    kept_calls: Sequence[KeptCall],
+    tool_names: Sequence[str],
+    markers: CallMarkers = PAPER_MARKERS,
+) -> Iterator[AugmentedText | DroppedCalls]:
+    """Insert the calls of a document into its texts.
+
+    If two tools call at the same character, the call with the larger delta stays.
+
+    Args:
+        texts: What the document was cut into, in order.
+        kept_calls: The kept calls of all tools.
+        tool_names: The tools' names as they stand in texts.
+        markers: The strings with which calls begin and end in texts.
+
+    Yields:
+        First how many calls were dropped, for each reason. Then for each text that has calls, in order: the text with
+        its calls, or how many calls were dropped because they could not be inserted into it.
+    """
+    best_calls = _select_best_calls(kept_calls)
+    calls_by_text_index = _group_calls_by_text(texts, best_calls)
+    calls_in_texts = sum(len(calls_of_text) for calls_of_text in calls_by_text_index.values())
+
+    yield from _iter_dropped_calls("not_best_at_position", len(kept_calls) - len(best_calls))
+    # A call outside every text stands in white space between texts, or in a word that fits no text.
+    yield from _iter_dropped_calls("outside_every_text", len(best_calls) - calls_in_texts)
+
+    for text_index, calls_of_text in calls_by_text_index.items():
+        yield _augment_text(texts[text_index], calls_of_text, tool_names, markers)
+
+
+def _iter_dropped_calls(reason: str, call_count: int) -> Iterator[DroppedCalls]:
+    """Yield how many calls were dropped for a reason, or nothing if there are none."""
+    if call_count > 0:
+        yield DroppedCalls(reason, call_count)
+
+
+def iter_plain_texts(
+    texts: Sequence[Segment],
+    plain_text_offsets: Collection[int],
+    kept_calls: Sequence[KeptCall],
+    tool_names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[AugmentedText]:
     """Yield texts of a document that hold no call, as they are: training examples without calls.
 
-    texts: what the document was cut into, in order.
-    offsets: characters of the document at which texts without a helpful call begin, as tools cut it; only texts that
-        hold one of them, or end in the white space before one, are yielded.
-    calls: the kept calls of the document.
-    names, markers: how calls are written.
+    Args:
+        texts: What the document was cut into, in order.
+        plain_text_offsets: The characters of the document at which texts without a helpful call begin. These are texts
+            of single tools, for which the document may have been cut in other places than for `texts`. Only texts that
+            hold one of these characters, or end in the white space before one, are yielded.
+        kept_calls: The kept calls of the document. Texts with one of them are left out.
+        tool_names: The tools' names as they stand in texts. Texts that are written with calls to them are left out.
+        markers: The strings with which calls begin and end in texts.
+
+    Yields:
+        The texts, in order, with an empty tuple of calls.
     """
-    wanted_indices = _find_text_indices(texts, offsets)
-    indices_with_calls = _find_text_indices(texts, [call.char_offset for call in calls])
+    wanted_indices = _find_text_indices(texts, plain_text_offsets)
+    indices_with_calls = _find_text_indices(texts, [call.char_offset for call in kept_calls])
     for index in sorted(wanted_indices - indices_with_calls):
         text = texts[index]
-        if not holds_call(text.text, names, markers):
+        if not has_call_to_tools(text.text, tool_names, markers):
             yield AugmentedText(segment=text, text_with_calls=text.text, calls=())
 
 
 def _find_text_indices(texts: Sequence[Segment], char_offsets: Collection[int]) -> set[int]:
     """Return the indices of the texts that hold some characters of the document, or end in white space before one."""
-    starts = [text.offset for text in texts]
-    indices = {_find_text_index(starts, char_offset) for char_offset in char_offsets}
-    return indices - {BEFORE_FIRST_TEXT}
+    text_starts = [text.offset for text in texts]
+    text_indices = {_find_text_index(text_starts, char_offset) for char_offset in char_offsets}
+    return text_indices - {BEFORE_FIRST_TEXT}
 
 
-def _find_text_index(starts: Sequence[int], char_offset: int) -> int:
+def _find_text_index(text_starts: Sequence[int], char_offset: int) -> int:
     """Return the index of the last text that begins at or before a character, or BEFORE_FIRST_TEXT.
 
-    With the starts [5, 20] it is 0 for the character 12, and -1 for 3.
+    With the starts [5, 20], it is 0 for the character 12, and -1 (BEFORE_FIRST_TEXT) for 3.
     """
-    return bisect_right(starts, char_offset) - 1
+    return bisect_right(text_starts, char_offset) - 1
 
 
 def _select_best_calls(calls: Sequence[KeptCall]) -> list[KeptCall]:
-    """Return the call with the largest delta at each character, in the order of the characters."""
-    best: dict[int, KeptCall] = {}
-    for call in sorted(calls, key=lambda call: (call.delta, call.tool)):
-        best[call.char_offset] = call  # a later one is better; of equal deltas the order of the lanes' keys decides
-    return [best[char_offset] for char_offset in sorted(best)]
+    """Return the call with the largest delta at each character, in the order of the characters.
+
+    Between calls with equal deltas, the lane whose key is last in the alphabet wins.
+    """
+    calls_from_worst_to_best = sorted(calls, key=lambda call: (call.delta, call.lane_key))
+
+    best_call_by_offset: dict[int, KeptCall] = {}
+    for call in calls_from_worst_to_best:
+        best_call_by_offset[call.char_offset] = call  # replaces a worse call
+
+    return [best_call_by_offset[char_offset] for char_offset in sorted(best_call_by_offset)]
 
 
 def _group_calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
-    """Group calls by text: index of the text in `texts` -> its calls. Calls outside every text are left out.
+    """Group calls by the text in which they stand. Calls outside every text are left out.
 
-    calls: in the order of their characters.
+    Args:
+        texts: The texts of a document, in order.
+        calls: The calls, in the order of their characters.
+
+    Returns:
+        The calls by the index of their text in `texts`, in the order of the texts.
     """
-    starts = [text.offset for text in texts]
-    calls_of_texts: dict[int, list[KeptCall]] = {}
+    text_starts = [text.offset for text in texts]
+    calls_by_text_index: dict[int, list[KeptCall]] = {}
+
     for call in calls:
-        index = _find_text_index(starts, call.char_offset)
-        if index != BEFORE_FIRST_TEXT and call.char_offset < _compute_text_end(texts[index]):
-            calls_of_texts.setdefault(index, []).append(call)
-    return calls_of_texts
+        text_index = _find_text_index(text_starts, call.char_offset)
+        if text_index == BEFORE_FIRST_TEXT:
+            continue
+
+        is_inside_text = call.char_offset < _compute_text_end(texts[text_index])
+        if is_inside_text:
+            calls_by_text_index.setdefault(text_index, []).append(call)
+
+    return calls_by_text_index
 
 
 def _compute_text_end(text: Segment) -> int:
-    """Return the character of the document at which a text ends."""
+    """Return the character of the document after the last one of a text."""
     return text.offset + len(text.text)
 
 
 def _augment_text(
-    text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
-) -> AugmentedText | Dropped:
-    """Insert calls into their text x; return x and x*, the text with calls, or drop all of them with a reason."""
-    if holds_call(text.text, names, markers):  # x has such a call already
-        return Dropped("holds_call", len(calls))
-    placed_calls = _place_calls(text, calls)
+    text: Segment, kept_calls: Sequence[KeptCall], tool_names: Sequence[str], markers: CallMarkers
+) -> AugmentedText | DroppedCalls:
+    """Insert calls into their text.
+
+    Returns:
+        The text with and without its calls. All calls are dropped if the text already holds a call to one of the tools,
+        if they cannot be inserted, or if taking them out again does not give the text.
+    """
+    if has_call_to_tools(text.text, tool_names, markers):
+        return DroppedCalls("holds_call", len(kept_calls))
+
+    placed_calls = _build_placed_calls(text, kept_calls)
     try:
         text_with_calls = splice(text.text, placed_calls, markers)
     except SpliceError:
-        return Dropped("cannot_be_spliced", len(calls))
-    if take_out(text_with_calls, names, markers) != text.text:
-        return Dropped("cannot_be_taken_out", len(calls))
-    return AugmentedText(text, text_with_calls, tuple(calls))
+        return DroppedCalls("cannot_be_spliced", len(kept_calls))
+
+    text_without_calls = remove_calls(text_with_calls, tool_names, markers)
+    if text_without_calls != text.text:
+        return DroppedCalls("cannot_be_taken_out", len(kept_calls))
+
+    return AugmentedText(text, text_with_calls, tuple(kept_calls))
 
 
-def _place_calls(text: Segment, calls: Sequence[KeptCall]) -> list[PlacedCall]:
-    """Return each call with its character in the text; the calls of a chain all stand before the same one."""
-    placed = []
-    for call in calls:
-        offset = call.char_offset - text.offset
-        for link in call.links:
-            placed.append(PlacedCall(offset=offset, call=Call(link.tool, link.input), result=link.result))
-    return placed
+def _build_placed_calls(text: Segment, kept_calls: Sequence[KeptCall]) -> list[PlacedCall]:
+    """Return each call with its result and its character in the text.
+
+    The calls of a chain follow each other, all before the same character.
+    """
+    placed_calls = []
+    for kept_call in kept_calls:
+        offset_in_text = kept_call.char_offset - text.offset
+        for link in kept_call.links:
+            call = Call(link.tool, link.input)
+            placed_calls.append(PlacedCall(offset=offset_in_text, call=call, result=link.result))
+    return placed_calls

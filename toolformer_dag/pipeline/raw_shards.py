@@ -12,14 +12,14 @@ from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.shards import Shard, write_small_web
 from toolformer_dag.computing.stage import (
     DIGEST,
-    RETRY,
+    RETRY_FIELD,
     SHARD,
     ByShard,
     Column,
-    InputsOf,
+    InputsFinder,
     InWarehouse,
     PartRows,
-    Rejected,
+    RejectionCounts,
     Stage,
     StageAsset,
     TableOutput,
@@ -28,8 +28,8 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.manifest import Pointer
-from toolformer_dag.lake.record import record
-from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.lake.record import build_record
+from toolformer_dag.settings.setting_types import select_determining_settings
 from toolformer_dag.texts.columns import LATEST_DATE, Batch, Rejection
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
@@ -37,84 +37,102 @@ from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 _log = logging.getLogger(__name__)
 READER = 11
 """Raised when the same file would give other rows; a golden test notices where it was not."""
-MOST_DESCRIBED_LINES = 1000
+MAX_DESCRIBED_LINES = 1000
 """Rejected lines that are described, per shard; all are counted."""
-CONTENT = "content"
+CONTENT_HASH_FIELD = "content"
 """The field of a part's record that holds the hash of its file."""
-NAME = "ccnet/raw_shards"
+TABLE_NAME = "ccnet/raw_shards"
 """The table of the documents."""
 DOCUMENTS_PER_PLACE = 500
-"""How many documents in a row share a `place` (`documents`): what is computed for them is looked up together."""
-REJECTED_LINES = "ccnet/rejected_lines"
+"""How many documents in a row share a `place` (`iter_documents`): what is computed for them is looked up together."""
+REJECTED_LINES_TABLE = "ccnet/rejected_lines"
 """The table of lines that hold no document; it has the same parts as the table of documents."""
-REJECTED_LINE_COLUMNS = pl.Schema(
+REJECTED_LINE_SCHEMA = pl.Schema(
     {"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()}
 )
-"""Columns of REJECTED_LINES. `line`: the line or row, from 1; 0 for the whole file. `detail`: what was found there."""
+"""Columns of REJECTED_LINES_TABLE.
+
+`line` is the number of the line or row, from 1; 0 stands for the whole file. `detail` says what was found there.
+"""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what the documents depend on, apart from the files: how a record is read."""
+    """Return the settings on which the documents depend, apart from the files: how a record is read."""
     corpus = plan.settings.corpus
     return {
         "reader": READER,
         "latest_date": LATEST_DATE.isoformat(),
-        **determining(corpus, "format"),
+        **select_determining_settings(corpus, "format"),
         "fields": corpus.fields.model_dump(exclude_none=True),
     }
 
 
-def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to what changes with its file: size and time, or the revision of a data set."""
-    return partial(_read_stamp, output.plan)
+def inputs(output: TableOutput) -> InputsFinder:
+    """Return a function from a shard to the values that change with its file.
+
+    They are the size and time of the file, or the revision of a data set.
+    """
+    return partial(_read_shard_stamp, output.plan)
 
 
-def _read_stamp(plan: Plan, shard: str) -> Mapping[str, Any]:
-    """Return the size and time of a shard, or its revision; empty for a shard that the corpus no longer has."""
-    shards = plan.shards
-    return shards[shard].stamp() if shard in shards else {}
+def _read_shard_stamp(plan: Plan, shard: str) -> Mapping[str, Any]:
+    """Return the size and time of a shard's file, or its revision. A shard that the corpus no longer has gives {}."""
+    if shard not in plan.shards_by_name:
+        return {}
+    return plan.shards_by_name[shard].read_stamp()
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Read the documents of a shard (a file of the corpus) in one pass, in at most 600 MB of memory.
 
-    A malformed line is described in the table REJECTED_LINES. A damaged or unreadable shard has no documents.
+    A malformed line is described in the table REJECTED_LINES_TABLE. A damaged or unreadable shard has no documents.
 
-    Raises RottenShard if a shard whose documents were used is damaged now.
+    Returns:
+        The documents as lazy frames. `rejection_counts` and `record_fields` are filled while the frames are read.
+
+    Raises:
+        RottenShard: While the frames are read: a shard whose documents were used is damaged now.
     """
-    _write_small_web_once(worker)
-    reading = _Reading(worker.plan.shards[shard], choose_format(worker.plan))
-    # The frames are lazy: `rejected` and `facts` are filled while they are read.
-    return PartRows(reading.frames(output), rejected=reading.rejected, facts=reading.facts)
+    _write_small_web_once(worker)  # if the settings name no corpus, the shards are files of this synthetic one
+
+    # Its `facts` are fields of the shard's record, such as the hash of the file.
+    reading = _ShardReading(worker.plan.shards_by_name[shard], choose_format(worker.plan))
+    return PartRows(reading.iter_frames(output), rejection_counts=reading.rejected, record_fields=reading.facts)
 
 
 def _write_small_web_once(worker: Worker) -> None:
-    """Write the small synthetic web, the corpus of settings that name none, unless this worker did."""
+    """Write the small synthetic web if the settings name no corpus and this worker has not written it yet."""
     settings = worker.plan.settings
-    if not settings.corpus.named and not worker.has_small_web:
+    if not settings.corpus.has_source and not worker.has_small_web:
         write_small_web(settings)
         worker.has_small_web = True
 
 
 def choose_format(plan: Plan) -> FormatChoice:
-    """Return the format of shards and the names of their fields, as far as the settings name them."""
+    """Return the format of the shards and the names of their fields, as far as the settings name them."""
     corpus = plan.settings.corpus
     fields = corpus.fields.model_dump(exclude_none=True)
     return FormatChoice(corpus.format, tuple(fields.items()))
 
 
-def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
-    """Yield the documents of a shard in their order: the columns of STAGE, and `place`.
+def iter_documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
+    """Yield the documents of a shard in their order, in batches.
 
-    DOCUMENTS_PER_PLACE documents in a row share a place, such as "head_0.gz/1", by which row stores are sorted.
+    Yields:
+        Frames with the columns of STAGE and `place`. DOCUMENTS_PER_PLACE documents in a row share a place, such as
+        "head_0.gz/1", by which row stores are sorted.
 
-    Raises MissingPart, DamagedPart.
+    Raises:
+        MissingPart: The shard was not read yet.
+        DamagedPart: The stored documents of the shard cannot be read.
     """
-    documents_before = 0
-    for batch in plan.lake.table(NAME).batches(shard):
-        place_number = (pl.int_range(pl.len()) + documents_before) // DOCUMENTS_PER_PLACE
+    documents_before_batch = 0
+    for batch in plan.lake.get_table(TABLE_NAME).iter_frames(shard):
+        document_number = pl.int_range(pl.len()) + documents_before_batch
+        place_number = document_number // DOCUMENTS_PER_PLACE
         yield batch.with_columns(place=pl.format("{}/{}", pl.lit(shard), place_number))
-        documents_before += batch.height
+
+        documents_before_batch += batch.height
 
 
 class UnreadCorpus(UserError):
@@ -124,38 +142,51 @@ class UnreadCorpus(UserError):
 def explain_empty_corpus(plan: Plan) -> str | None:
     """Return why a corpus has no document at all: the file of its first shard, and why lines of it were rejected.
 
-    Returns None if some shard has a document, or if no shard was read yet. Raises DamagedPart.
+    Returns:
+        A message. None if some shard has a document, or if no shard was read yet.
+
+    Raises:
+        DamagedPart: A stored part cannot be read.
     """
-    parts = plan.lake.table(NAME).pointers()
-    has_document = any(part.rows for part in parts.values())
-    if has_document or not parts:
+    pointer_by_shard = plan.lake.get_table(TABLE_NAME).read_pointers_by_part()
+    has_document = any(pointer.row_count for pointer in pointer_by_shard.values())
+    if has_document or not pointer_by_shard:
         return None
-    first_shard = min(parts)
-    file = _get_file_place(plan, first_shard)
-    more = f" (and {len(parts) - 1} more shards)" if len(parts) > 1 else ""
-    return f"no document could be read from {file}{more}: {_describe_first_rejections(plan, first_shard)}"
+
+    first_shard = min(pointer_by_shard)
+    location = _get_shard_location(plan, first_shard)
+    more_count = len(pointer_by_shard) - 1
+    more_shards = f" (and {more_count} more shards)" if more_count > 0 else ""
+    reasons = _describe_first_rejections(plan, first_shard)
+    return f"no document could be read from {location}{more_shards}: {reasons}"
 
 
-def _get_file_place(plan: Plan, shard: str) -> str:
-    """Return where the file of a shard is; the shard's name if the corpus no longer has it."""
-    return plan.shards[shard].place if shard in plan.shards else shard
+def _get_shard_location(plan: Plan, shard: str) -> str:
+    """Return the path or address of a shard's file, or the shard's name if the corpus no longer has it."""
+    if shard not in plan.shards_by_name:
+        return shard
+    return plan.shards_by_name[shard].location
 
 
 def _describe_first_rejections(plan: Plan, shard: str) -> str:
     """Return why lines of a shard were rejected, with the detail of the first line for each reason.
 
-    Such as "no_text: the record has no field 'text'"; "it is empty" without a rejected line.
+    For example "no_text: the record has no field 'text'". A shard without rejected lines gives "it is empty".
     """
-    table = plan.lake.table(REJECTED_LINES)
-    if not table.has(shard):
+    table = plan.lake.get_table(REJECTED_LINES_TABLE)
+    if not table.has_part(shard):
         return "it is empty"
-    first_lines = table.read(shard).unique("reason", keep="first", maintain_order=True)
-    details = [f"{reason}: {detail}" for reason, detail in first_lines.select("reason", "detail").iter_rows()]
-    return "; ".join(details) or "it is empty"
+    first_lines = table.read_part(shard).unique("reason", keep="first", maintain_order=True)
+    reasons_and_details = first_lines.select("reason", "detail").iter_rows()
+    descriptions = [f"{reason}: {detail}" for reason, detail in reasons_and_details]
+    return "; ".join(descriptions) or "it is empty"
 
 
-def unread_corpus(output: TableOutput) -> UnreadCorpus | None:
-    """Return the error for a corpus that was read and has no document: no later stage would find anything."""
+def find_empty_corpus_error(output: TableOutput) -> UnreadCorpus | None:
+    """Return the error for a corpus that was read and has no document, or None if it has one.
+
+    Without a document, no later stage would find anything.
+    """
     reason = explain_empty_corpus(output.plan)
     return UnreadCorpus(reason) if reason else None
 
@@ -164,15 +195,21 @@ class RottenShard(UserError):
     """A shard whose documents were used, and that can no longer be read to its end."""
 
     def __init__(self, shard: Shard, earlier_part: Pointer, reason: str) -> None:
+        """Write the message, which says what happened and what to do.
+
+        Args:
+            earlier_part: The documents that an earlier run read from the shard.
+            reason: Why the shard can no longer be used.
+        """
         super().__init__(
-            f"{shard.place} was whole when its {earlier_part.rows:,} documents were read, and is not any more: "
+            f"{shard.location} was whole when its {earlier_part.row_count:,} documents were read, and is not any more: "
             f"{reason}; restore the file and run again, or go on without its documents: move it away, or "
             f"`toolformer-dag run --again {shard.name}`"
         )
 
 
 class RejectedLine(NamedTuple):
-    """A line or row that holds no document: a row of the table REJECTED_LINES (REJECTED_LINE_COLUMNS)."""
+    """A line or row of a shard that holds no document: a row of REJECTED_LINES_TABLE (see REJECTED_LINE_SCHEMA)."""
 
     shard: str
     line: int
@@ -180,90 +217,121 @@ class RejectedLine(NamedTuple):
     detail: str
 
 
-class _Reading:
-    """One pass over the file of a shard: `frames` yields its documents, and fills two more results.
+class _ShardReading:
+    """One pass over the file of a shard: `iter_frames` yields its documents, and fills the attributes meanwhile.
 
-    - `rejected`: lines and rows that hold no document, by (shard, reason)
-    - `facts`: fields of the shard's record, such as the hash of the file and its format
-
-    Both are complete after the last frame.
+    Attributes:
+        rejected: How many lines and rows hold no document, by (shard, reason). Complete after the last frame.
+        facts: Fields of the shard's record, such as the hash of the file and its format. Complete after the last frame.
     """
 
-    def __init__(self, shard: Shard, choice: FormatChoice) -> None:
-        self.rejected: Rejected = Counter()
+    def __init__(self, shard: Shard, format_choice: FormatChoice) -> None:
+        self.rejected: RejectionCounts = Counter()
         self.facts: dict[str, Any] = {}
         self._shard = shard
-        self._choice = choice
-        self._lines: list[RejectedLine] = []  # the first MOST_DESCRIBED_LINES of the rejections
-        self._ignored: Counter[str] = Counter()  # fields that hold no text: message -> how often
+        self._format_choice = format_choice
+        # The first MAX_DESCRIBED_LINES of the rejections.
+        self._rejected_lines: list[RejectedLine] = []
+        # How often a field held something other than text, by the message that says so.
+        self._ignored_field_counts: Counter[str] = Counter()
 
-    def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
-        """Yield the documents of the shard; then publish its rejected lines as a part of the table REJECTED_LINES.
+    def iter_frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
+        """Yield the documents of the shard, then publish its rejected lines as a part of REJECTED_LINES_TABLE.
 
-        output: the table of documents, where an earlier run may have published this shard.
+        Args:
+            output: The table of documents, where an earlier run may have published this shard.
 
-        Raises UnusableRows after the last frame if the file is damaged, or RottenShard if an earlier run used documents
-        of it.
+        Raises:
+            UnusableRows: After the last frame: the file is damaged or unreadable.
+            RottenShard: An earlier run used documents of the file, and it is damaged, unreadable or silently changed.
         """
         columns = output.stage.schema.names()
-        earlier_part = output.table.find_whole_pointer(self._shard.name)  # what an earlier run read
+        earlier_part = output.table.find_checked_pointer(self._shard.name)
+
         try:
-            self.facts |= self._shard.facts()
-            self._refuse_changed_content(earlier_part)  # raises RottenShard if only the content changed
+            self.facts |= self._shard.build_record_fields()
+            self._refuse_changed_content(earlier_part)
             for frame in self._iter_documents():
                 yield frame.select(columns)
         except (ShardFault, ShardError) as error:  # damaged, or unreadable
-            self._refuse_loss(earlier_part, error)  # raises RottenShard if an earlier run used documents
-            self._reject_shard(error)  # one rejection of the shard replaces the rejections of its lines
-            self._publish_lines(output)
+            self._refuse_lost_documents(earlier_part, error)
+            # One rejection of the whole shard replaces the rejections of its lines.
+            self._reject_shard(error)
+            self._publish_rejected_lines(output)
             raise UnusableRows from error
-        self._publish_lines(output)
 
-    def _publish_lines(self, output: TableOutput) -> None:
-        """Publish the rejected lines of the shard."""
+        self._publish_rejected_lines(output)
+
+    def _publish_rejected_lines(self, output: TableOutput) -> None:
+        """Publish the rejected lines of the shard as its part of REJECTED_LINES_TABLE.
+
+        Args:
+            output: The table of documents, whose settings and inputs go into the record of the part.
+        """
         shard = self._shard.name
-        lines = pl.DataFrame(self._lines, schema=REJECTED_LINE_COLUMNS, orient="row")
-        table = output.plan.lake.table(REJECTED_LINES)
-        table.publish(shard, [lines], lambda: record(output.settings, output.inputs_of()(shard)))
+        lines = pl.DataFrame(self._rejected_lines, schema=REJECTED_LINE_SCHEMA, orient="row")
+
+        def build_lines_record() -> dict[str, Any]:
+            find_inputs = output.build_inputs_finder()
+            return build_record(output.settings, find_inputs(shard))
+
+        rejected_lines_table = output.plan.lake.get_table(REJECTED_LINES_TABLE)
+        rejected_lines_table.publish(shard, [lines], build_lines_record)
 
     def _iter_documents(self) -> Iterator[pl.DataFrame]:
-        """Yield the documents of the file; warn at the end if it has none, or if fields of them were ignored.
+        """Yield the documents of the file, then warn if it has none, or if fields of them were ignored.
 
-        Raises ShardFault, ShardError.
+        Raises:
+            ShardFault: The content of the file is damaged.
+            ShardError: The file cannot be read.
         """
         document_count = 0
-        for batch in self._shard.batches(self._choice):
-            self._note_batch(batch)  # adds to `rejected`, and to `_ignored`: fields that hold no text
+        for batch in self._shard.iter_batches(self._format_choice):
+            self._count_batch_rejections(batch)
             document_count += batch.frame.height
             yield batch.frame.with_columns(shard=pl.lit(self._shard.name))
+
         if document_count == 0:
-            self._warn_of_no_document()
-        if self._ignored:
+            self._warn_of_empty_shard()
+        if self._ignored_field_counts:
             self._warn_of_ignored_fields()
 
-    def _note_batch(self, batch: Batch) -> None:
-        """Note the format of a batch, its rejections and its ignored fields."""
-        self.facts["format"] = batch.layout.format
+    def _count_batch_rejections(self, batch: Batch) -> None:
+        """Note the format of a batch of documents, its rejections, and its fields that held no text."""
+        self.facts["format"] = batch.layout.format_name
         for rejection in batch.rejections:
             self._add_rejection(rejection)
-        self._ignored.update(batch.ignored)
+        self._ignored_field_counts.update(batch.ignored_value_counts)
 
     def _warn_of_ignored_fields(self) -> None:
-        """Log which fields held something else than text, and how often."""
-        summary = "; ".join(f"{message} ({count:,} times)" for message, count in self._ignored.items())
-        _log.warning("%s: what counts as empty: %s", self._shard.place, summary)
+        """Log which fields held something other than text, and how often."""
+        summary = "; ".join(f"{message} ({count:,} times)" for message, count in self._ignored_field_counts.items())
+        _log.warning("%s: what counts as empty: %s", self._shard.location, summary)
 
     def _refuse_changed_content(self, earlier_part: Pointer | None) -> None:
-        """Raise RottenShard if the file has other content than in the last run, but the same size and time."""
-        if earlier_part is None or earlier_part.record["inputs"] != self._shard.stamp():
+        """Check that the content of the file did not change while its size and time stayed.
+
+        Raises:
+            RottenShard: The file has other content than in the last run, but the same size and time.
+        """
+        if earlier_part is None:
             return
-        content_before = earlier_part.record.get(CONTENT)
-        if content_before and content_before != self.facts.get(CONTENT):
+        if earlier_part.record["inputs"] != self._shard.read_stamp():
+            return  # an open change of the file, after which it is simply read again
+
+        earlier_hash = earlier_part.record.get(CONTENT_HASH_FIELD)
+        current_hash = self.facts.get(CONTENT_HASH_FIELD)
+        if earlier_hash and earlier_hash != current_hash:
             raise RottenShard(self._shard, earlier_part, "its content changed, its size and time did not")
 
-    def _refuse_loss(self, earlier_part: Pointer | None, error: ShardFault | ShardError) -> None:
-        """Raise RottenShard if an earlier run read documents of the file, which cannot be read now."""
-        if earlier_part is not None and earlier_part.rows:
+    def _refuse_lost_documents(self, earlier_part: Pointer | None, error: ShardFault | ShardError) -> None:
+        """Raise RottenShard if an earlier run read documents of the file, which cannot be read any more.
+
+        Args:
+            earlier_part: What an earlier run read from the file. None if it read nothing.
+            error: Why the file cannot be read now.
+        """
+        if earlier_part is not None and earlier_part.row_count:
             raise RottenShard(self._shard, earlier_part, str(error)) from error
 
     def _reject_shard(self, error: ShardFault | ShardError) -> None:
@@ -272,31 +340,41 @@ class _Reading:
         A ShardFault (damaged content) has its own reason. After a ShardError (unreadable) the next run tries again.
         """
         self.rejected.clear()
-        self._lines.clear()  # the descriptions of rejected lines
+        self._rejected_lines.clear()
+
         if isinstance(error, ShardFault):
             reason = error.reason
         else:
             reason = "unreadable"
-            self.facts[RETRY] = f"{self._shard.name} could not be read: {error}"  # makes the next run try again
-        self._add_rejection(Rejection(line=0, reason=reason, detail=str(error)))
-        self._warn_of_no_document()
+            # This field makes the next run try again.
+            self.facts[RETRY_FIELD] = f"{self._shard.name} could not be read: {error}"
 
-    def _warn_of_no_document(self) -> None:
+        self._add_rejection(Rejection(line_number=0, reason=reason, detail=str(error)))
+        self._warn_of_empty_shard()
+
+    def _warn_of_empty_shard(self) -> None:
         """Log that the shard holds no document: how many lines have each reason, and the first detail of each."""
-        first_details: dict[str, str] = {}
-        for line in self._lines:
+        first_detail_by_reason: dict[str, str] = {}
+        for line in self._rejected_lines:
             if line.detail:
-                first_details.setdefault(line.reason, f" ({line.detail})")
-        counts = [f"{reason} {count}{first_details.get(reason, '')}" for (_, reason), count in self.rejected.items()]
-        _log.warning("%s holds no document: %s", self._shard.place, ", ".join(counts))
+                first_detail_by_reason.setdefault(line.reason, f" ({line.detail})")
+
+        counts = []
+        for (_, reason), count in self.rejected.items():
+            first_detail = first_detail_by_reason.get(reason, "")
+            counts.append(f"{reason} {count}{first_detail}")
+
+        _log.warning("%s holds no document: %s", self._shard.location, ", ".join(counts))
 
     def _add_rejection(self, rejection: Rejection) -> None:
-        """Count a rejection; the first MOST_DESCRIBED_LINES also become rows of the table REJECTED_LINES."""
+        """Count a rejection. The first MAX_DESCRIBED_LINES also become rows of REJECTED_LINES_TABLE."""
         shard = self._shard.name
         self.rejected[shard, rejection.reason] += 1
-        if len(self._lines) < MOST_DESCRIBED_LINES:
-            line = RejectedLine(shard=shard, line=rejection.line, reason=rejection.reason, detail=rejection.detail)
-            self._lines.append(line)
+        if len(self._rejected_lines) < MAX_DESCRIBED_LINES:
+            line = RejectedLine(
+                shard=shard, line=rejection.line_number, reason=rejection.reason, detail=rejection.detail
+            )
+            self._rejected_lines.append(line)
 
 
 STAGE = Stage(
@@ -314,13 +392,13 @@ STAGE = Stage(
         "language": Column(pl.String(), "language by the corpus; null where it has none"),
         "text": Column(pl.String(), "the document"),
     },
-    key=("shard", "digest"),
-    settings=settings,
+    key_columns=("shard", "digest"),
+    collect_settings=settings,
     reads=("ccnet/shard_list",),
     group="ccnet",
     inputs=inputs,
-    beside=(REJECTED_LINES,),
-    make=ByShard(rows),
-    in_warehouse=InWarehouse("documents", keeps_places=True),
-    asset=StageAsset(refuses=unread_corpus),
+    sibling_table_names=(REJECTED_LINES_TABLE,),
+    row_maker=ByShard(rows),
+    warehouse_form=InWarehouse("documents", keeps_places=True),
+    asset=StageAsset(find_fatal_error=find_empty_corpus_error),
 )

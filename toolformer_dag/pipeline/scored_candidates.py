@@ -18,7 +18,7 @@ import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
-    CALL,
+    CALL_ID_COLUMNS,
     CALL_KEY,
     CHAR_OFFSET,
     P_API,
@@ -27,162 +27,194 @@ from toolformer_dag.computing.stage import (
     WORDS,
     ByChunk,
     Chunk,
-    Claimed,
+    ClaimedKeys,
     Column,
     InWarehouse,
     PartRows,
     Planned,
-    Rejected,
+    RejectionCounts,
     Stage,
     TableOutput,
     Work,
-    count_by_reason,
+    count_rejected_rows,
 )
-from toolformer_dag.computing.stored_rows import choose_chunk_limits, claim, require_whole, split_texts_into_chunks
+from toolformer_dag.computing.stored_rows import (
+    choose_chunk_limits,
+    claim_keys,
+    require_no_lost_rows,
+    split_texts_into_chunks,
+)
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.requests import ProposalRequest
 from toolformer_dag.pipeline.sample_store import (
-    SAMPLE_KEY,
+    SAMPLE_KEY_COLUMNS,
     RequestedSamples,
     SampleStore,
-    samples_identity,
+    collect_samples_identity,
 )
 from toolformer_dag.pipeline.work_counts import EngineMeter
-from toolformer_dag.settings.tool_settings import MODEL
+from toolformer_dag.settings.tool_settings import MODEL_SOURCE
 from toolformer_dag.texts import call_places
 from toolformer_dag.texts.arguments import BadArguments, format_arguments, parse_arguments
 from toolformer_dag.texts.call_places import CallPlace
-from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call
-from toolformer_dag.texts.chains import chain_text, parse_chain
+from toolformer_dag.texts.calls import Call, MalformedCall, find_call_fault, parse_call
+from toolformer_dag.texts.chains import format_chain_text, parse_chain
 
 PARSING = 4
-"""Raised when `parsed_call` parses the same bodies differently; no sample is computed again."""
-PARSED_BODIES = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
+"""Raised when `parse_call_body` parses the same bodies differently; no sample is computed again."""
+PARSED_BODY_SCHEMA = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
 """A body that was sampled, as `ParsedCall` describes it."""
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Collect the settings that the sampled calls depend on. If one of them changes, the table is out of date."""
-    schema = lane.tool.schema
+    schema = lane.tool.arguments_schema
     named_arguments = {} if schema is None else {"arguments": fingerprint(schema)}
     return {
-        **samples_identity(plan, lane.tool.prompt),
+        **collect_samples_identity(plan, lane.tool.prompt),
         "tau_s": lane.tau_s,  # the least p_i of a position
         "k": lane.k,  # positions per text
         "m": lane.m,  # samples per position
         **named_arguments,
         "tool": lane.tool.name,
         "parsing": PARSING,  # versions of the code
-        "places": call_places.VERSION,
+        "places": call_places.CALL_PLACES_VERSION,
     }
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Texts that lack p_i or samples, and what is stored of them.
+    """Texts that lack samples or p_i (the probability of a call at position i), and what is stored of them.
 
-    - `texts`: text_digest and text; or places after calls (PLACES)
-    - `measured` (POSITIONS): the p_i of the texts that have some
-    - `stored_samples` (SAMPLE_KEY): the requested samples that need not be drawn again
+    Attributes:
+        texts: The texts, in the columns text_digest and text; or places after calls (PLACE_SCHEMA).
+        measured_texts: The p_i of the texts that have some, in the columns POSITION_SCHEMA.
+        stored_sample_keys: The requested samples that need not be drawn again, in the columns SAMPLE_KEY_COLUMNS.
     """
 
     texts: pl.DataFrame
-    measured: pl.DataFrame
-    stored_samples: pl.DataFrame
+    measured_texts: pl.DataFrame
+    stored_sample_keys: pl.DataFrame
 
 
-def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
+def chunks(worker: Worker, output: TableOutput, shard: str, claimed_keys: ClaimedKeys) -> Planned:
     """Plan what the model has to compute for the texts of a shard: p_i, or samples (see `plan_samples`)."""
-    texts = _select_distinct_texts(output.lane_table("heuristic_subset").read(shard))
-    return plan_samples(worker, SampleStore(worker, output.lane), texts, claimed)
+    texts = _select_distinct_texts(output.get_lane_table("heuristic_subset").read_part(shard))
+    return plan_samples(worker, SampleStore(worker, output.lane), texts, claimed_keys)
 
 
-def plan_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
+def plan_samples(worker: Worker, sample_store: SampleStore, texts: pl.DataFrame, claimed_keys: ClaimedKeys) -> Planned:
     """Plan what the model has to compute to sample calls in the texts of a shard.
 
     This is what is not stored yet: the probabilities p_i of a call at each position i of a text, or samples. A sample
     is what the model writes as a call at one of the most probable positions.
 
     Args:
-        store: Holds the values that are computed already.
+        sample_store: Holds the values that are computed already.
         texts: The distinct texts, in the columns text_digest and text. For a ChainedSampleStore they are places after
-            earlier calls, in the columns PLACES.
-        claimed: The texts that earlier shards of this run plan already, which are left out here. The newly planned ones
-            are added to it.
+            earlier calls, in the columns PLACE_SCHEMA.
+        claimed_keys: The texts that earlier shards of this run plan already, which are left out here. The newly planned
+            ones are added to it.
 
     Returns:
         The texts to compute, in chunks, and how many texts and samples are computed and reused.
     """
-    requested = store.requested(texts)  # the samples that there should be, stored or not
-    missing = _claim_missing(store, requested, claimed)  # adds its texts to `claimed`
+    requested = sample_store.choose_requested_samples(texts)  # the samples that there should be, stored or not
+    # The texts that lack something, which are added to `claimed_keys`, and the samples that are stored already.
+    missing_work = _claim_missing_samples(sample_store, requested, claimed_keys)
 
     limits = choose_chunk_limits(worker.plan, "proposer")
-    texts_with_tokens = texts.with_columns(tokens=store.estimate_tokens())
-    batches = split_texts_into_chunks(texts_with_tokens, missing.texts, size=limits.texts, tokens=limits.tokens)
+    texts_with_tokens = texts.with_columns(tokens=sample_store.estimate_max_tokens())
+    batches = split_texts_into_chunks(
+        texts_with_tokens, missing_work.incomplete_texts, max_texts=limits.max_texts, max_tokens=limits.max_tokens
+    )
 
-    chunks = [_build_chunk(store, batch, missing.stored_samples) for batch in batches]
-    return Planned(chunks, missing.work(text_count=texts.height))
+    chunks = [_build_chunk(sample_store, batch, missing_work.stored_sample_keys) for batch in batches]
+    return Planned(chunks, missing_work.count_work(text_count=texts.height))
 
 
-class _Missing(NamedTuple):
+class _MissingSamples(NamedTuple):
     """What is missing of the requested samples, and what is stored.
 
-    - `texts`: (text_digest, whole) of the texts that lack something; `whole`: nothing is stored, not even their p_i
-    - `stored_samples`: the keys of the requested samples that are stored
+    Attributes:
+        incomplete_texts: The texts that lack something, in the columns text_digest and `whole`: whether nothing of the
+            text is stored, not even its p_i.
+        stored_sample_keys: The keys of the requested samples that are stored.
     """
 
-    texts: pl.DataFrame
-    stored_samples: pl.DataFrame
+    incomplete_texts: pl.DataFrame
+    stored_sample_keys: pl.DataFrame
 
-    def work(self, text_count: int) -> Work:
+    def count_work(self, text_count: int) -> Work:
         """Count the work: the texts that are computed from scratch, and the texts and samples that are reused.
 
         Args:
             text_count: The number of all texts, whether something of them is missing or not.
         """
-        computed_texts = self.texts.filter("whole").height  # `whole`: nothing of the text is stored
+        computed_texts = self.incomplete_texts.filter("whole").height  # `whole`: nothing of the text is stored
         reused_texts = text_count - computed_texts
         return Work(
-            computed=Counter(texts=computed_texts),
-            reused=Counter(texts=reused_texts, samples=self.stored_samples.height),
+            computed_rows_by_kind=Counter(texts=computed_texts),
+            reused_rows_by_kind=Counter(texts=reused_texts, samples=self.stored_sample_keys.height),
         )
 
 
-def _claim_missing(store: SampleStore, requested: RequestedSamples, claimed: Claimed) -> _Missing:
-    """Return what a store lacks of the requested samples, without the texts that are claimed; claim the others."""
-    missing_samples = store.samples.missing(requested.keys)
-    stored_samples = requested.keys.join(missing_samples, on=SAMPLE_KEY, how="anti")
-    incomplete = claim(claimed, store.samples.name, _select_incomplete_texts(requested, missing_samples))
-    return _Missing(_with_whole(incomplete, requested), stored_samples)
+def _claim_missing_samples(
+    sample_store: SampleStore, requested_samples: RequestedSamples, claimed_keys: ClaimedKeys
+) -> _MissingSamples:
+    """Find the texts that lack their p_i or samples, and claim them, so that later shards of this run leave them out.
+
+    Args:
+        sample_store: Holds what is computed already.
+        requested_samples: The samples that there should be.
+        claimed_keys: The texts that earlier shards compute, which are left out. The others are added to it.
+
+    Returns:
+        The texts that are claimed here, and the keys of the requested samples that are stored.
+    """
+    row_store = sample_store.sample_store
+    missing_samples = row_store.find_missing_keys(requested_samples.sample_keys)
+    stored_samples = requested_samples.sample_keys.join(missing_samples, on=SAMPLE_KEY_COLUMNS, how="anti")
+
+    incomplete_texts = _select_incomplete_texts(requested_samples, missing_samples)
+    claimed_texts = claim_keys(claimed_keys, row_store.name, incomplete_texts)
+
+    # `whole` says whether nothing of a text is stored.
+    texts_with_whole = _with_whole_column(claimed_texts, requested_samples)
+    return _MissingSamples(texts_with_whole, stored_samples)
 
 
-def _with_whole(texts: pl.DataFrame, requested: RequestedSamples) -> pl.DataFrame:
+def _with_whole_column(incomplete_texts: pl.DataFrame, requested_samples: RequestedSamples) -> pl.DataFrame:
     """Add the column `whole`, which `split_texts_into_chunks` reads: nothing of the text is stored, not even p_i."""
-    unmeasured = requested.unmeasured_texts["text_digest"]
-    return texts.with_columns(whole=pl.col("text_digest").is_in(unmeasured.implode()))
+    unmeasured = requested_samples.unmeasured_texts["text_digest"]
+    return incomplete_texts.with_columns(whole=pl.col("text_digest").is_in(unmeasured.implode()))
 
 
-def _select_incomplete_texts(requested: RequestedSamples, missing_samples: pl.DataFrame) -> pl.DataFrame:
-    """Return the distinct text_digest of the texts that lack p_i or one of the `missing_samples` (SAMPLE_KEY)."""
-    without_probabilities = requested.unmeasured_texts.select("text_digest")
-    without_samples = missing_samples.select("text_digest")
+def _select_incomplete_texts(requested_samples: RequestedSamples, missing_sample_keys: pl.DataFrame) -> pl.DataFrame:
+    """Return the distinct text_digest of the texts that lack their p_i or one of the missing samples.
+
+    Args:
+        missing_sample_keys: The samples that are not stored, in the columns SAMPLE_KEY_COLUMNS.
+    """
+    without_probabilities = requested_samples.unmeasured_texts.select("text_digest")
+    without_samples = missing_sample_keys.select("text_digest")
     return pl.concat([without_probabilities, without_samples]).unique(maintain_order=True)
 
 
-def _build_chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame) -> Chunk:
+def _build_chunk(sample_store: SampleStore, texts: pl.DataFrame, stored_sample_keys: pl.DataFrame) -> Chunk:
     """Build a chunk of work for the model.
 
     Args:
         texts: The texts of the chunk, with the estimated number of their tokens in the column `tokens`.
-        stored_samples: The keys of the samples that are already stored, which may include those of other texts.
+        stored_sample_keys: The keys of the samples that are already stored, which may include those of other texts.
     """
     payload = TextChunk(
         texts=texts.drop("tokens"),
-        measured=store.positions.stored(texts.select("text_digest")),
-        stored_samples=stored_samples.join(texts, on="text_digest", how="semi").select(SAMPLE_KEY),
+        measured_texts=sample_store.position_store.read_stored_rows(texts.select("text_digest")),
+        stored_sample_keys=stored_sample_keys.join(texts, on="text_digest", how="semi").select(SAMPLE_KEY_COLUMNS),
     )
-    return Chunk(units=texts.height, payload=payload, tokens=float(texts["tokens"].sum()))
+    return Chunk(unit_count=texts.height, payload=payload, estimated_tokens=float(texts["tokens"].sum()))
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
@@ -190,7 +222,7 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
     return compute_samples(worker, output.lane, SampleStore(worker, output.lane), chunk)
 
 
-def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
+def compute_samples(worker: Worker, lane: Lane, sample_store: SampleStore, chunk: TextChunk) -> Work:
     """Sample calls in the texts of a chunk with the model, and store what is new.
 
     New are probabilities p_i (of a call at position i of a text) and the samples at the chosen positions.
@@ -198,57 +230,60 @@ def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextC
     Returns:
         The number of tokens that the model read, the number of new samples, and the backend that the model ran on.
     """
-    engine = worker.engine("proposer")
+    engine = worker.get_engine("proposer")
     meter = EngineMeter(engine)  # counts the tokens from now on
 
-    requests = _build_requests(chunk)
+    requests = _build_proposal_requests(chunk)
     proposals = engine.propose(
-        store.prompt,
+        sample_store.prompt,
         requests,
         tau_s=lane.tau_s,  # only positions with a higher p_i are chosen
         k=lane.k,  # positions per text
         m=lane.m,  # samples per position
         sampling=worker.plan.settings.sampling,
-        finetuned=worker.plan.start is not None,  # a later round, which starts from a finetuned model
+        finetuned=worker.plan.previous_plan is not None,  # a later round, which starts from a finetuned model
     )
 
-    sample_count = store.append(requests, proposals)
-    return meter.work(samples=sample_count)
+    sample_count = sample_store.append_proposals(requests, proposals)
+    return meter.measure_work(samples=sample_count)
 
 
-def _build_requests(chunk: TextChunk) -> list[ProposalRequest]:
+def _build_proposal_requests(chunk: TextChunk) -> list[ProposalRequest]:
     """Build the requests to the model for the texts of a chunk, one per text, with what is stored of the text."""
     # The probabilities of a call at each position. A text for which they are not stored has no entry.
-    probabilities_by_text = dict(zip(chunk.measured["text_digest"], chunk.measured["probabilities"], strict=True))
-    sample_keys_by_text = chunk.stored_samples.rows_by_key("text_digest")  # text_digest -> [(position, sample), ...]
+    probabilities_by_text = dict(
+        zip(chunk.measured_texts["text_digest"], chunk.measured_texts["probabilities"], strict=True)
+    )
+    # text_digest -> [(position, sample), ...]
+    sample_keys_by_text = chunk.stored_sample_keys.rows_by_key("text_digest")
 
     requests = []
     for row in chunk.texts.iter_rows(named=True):
         digest = row["text_digest"]
         stored_samples = frozenset(sample_keys_by_text.get(digest, ()))
-        request = _build_request(row, probabilities_by_text.get(digest), stored_samples)
+        request = _build_proposal_request(row, probabilities_by_text.get(digest), stored_samples)
         requests.append(request)
     return requests
 
 
-def _build_request(
-    row: Mapping[str, Any], probabilities: pl.Series | None, stored_samples: frozenset[tuple[int, int]]
+def _build_proposal_request(
+    text_row: Mapping[str, Any], probabilities: pl.Series | None, stored_sample_keys: frozenset[tuple[int, int]]
 ) -> ProposalRequest:
     """Build the request to sample calls in a text, or to sample a further call after earlier calls.
 
     Args:
-        row: `text` and `text_digest`. For a further call it also has `before`, the earlier calls as JSON, and
+        text_row: `text` and `text_digest`. For a further call it also has `before`, the earlier calls as JSON, and
             `position`, the index of the token of the text before which they stand.
         probabilities: The stored probability of a call at each position, None if it has to be computed.
-        stored_samples: The samples that need not be drawn again, each as (position, number of the sample).
+        stored_sample_keys: The samples that need not be drawn again, each as (position, number of the sample).
     """
     return ProposalRequest(
-        text=row["text"],
-        digest=row["text_digest"],
+        text=text_row["text"],
+        digest=text_row["text_digest"],
         probabilities=None if probabilities is None else probabilities.to_numpy(),
-        stored=stored_samples,
-        calls=chain_text(parse_chain(row.get("before"))),  # "" for a plain text
-        behind=row.get("position", 0),
+        stored_samples=stored_sample_keys,
+        earlier_calls=format_chain_text(parse_chain(text_row.get("before"))),  # "" for a plain text
+        earlier_calls_position=text_row.get("position", 0),
     )
 
 
@@ -257,42 +292,51 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Returns:
         A row per text and sample: a call, or the reason why the sample is discarded. The discarded samples are counted
-        by reason in `rejected`, as are the texts without a position at which a call could be sampled.
+        by reason in `rejection_counts`, as are the texts without a position at which a call could be sampled.
 
     Raises:
         StorageError: Stored samples were damaged.
     """
-    texts = output.lane_table("heuristic_subset").read(shard)
+    texts = output.get_lane_table("heuristic_subset").read_part(shard)
     store = SampleStore(worker, output.lane)
-    stored = samples_of_texts(output, store, _select_distinct_texts(texts))
-    sample_rows = _build_rows(output.lane, texts, stored)
+    stored_samples = read_stored_samples(output, store, _select_distinct_texts(texts))
+    sample_rows = _build_sample_rows(output.lane, texts, stored_samples)
 
     # The losses are computed by the judge, which may be another model with other tokens.
-    placed = _move_to_judge_tokens(worker, sample_rows)
+    placed_samples = _move_samples_to_judge_tokens(worker, sample_rows)
 
-    discarded_samples = count_by_reason(placed.rows)
-    texts_without_position = _count_without_position(texts, stored)
-    rejected = discarded_samples + texts_without_position + placed.rejected  # the last have no row
-    return PartRows([output.stage.shaped(placed.rows).sort(CALL_KEY)], rejected=rejected, stores=store.names)
+    discarded_samples = count_rejected_rows(placed_samples.rows)
+    texts_without_position = _count_texts_without_position(texts, stored_samples)
+    # `placed_samples.rejected` counts samples that have no row.
+    rejection_counts = discarded_samples + texts_without_position + placed_samples.rejected
+
+    call_rows = output.stage.shape_frame(placed_samples.rows).sort(CALL_KEY)
+    return PartRows([call_rows], rejection_counts=rejection_counts, store_names=store.store_names)
 
 
 class SamplesOfTexts(NamedTuple):
-    """What a SampleStore holds of some texts, or of places after calls (PLACES)."""
+    """The stored samples of some texts, or of places after calls (PLACE_SCHEMA).
 
-    positions: pl.DataFrame  # CHOSEN_POSITIONS: where calls were sampled
-    samples: pl.DataFrame  # SAMPLES
-    refused: pl.DataFrame  # (text_digest, reason) of the texts that the engine refused
+    Attributes:
+        positions: Where calls were sampled, in the columns CHOSEN_POSITION_SCHEMA.
+        samples: What the model wrote there, in the columns SAMPLE_SCHEMA.
+        refused_texts: The texts that the engine refused, in the columns text_digest and reason.
+    """
+
+    positions: pl.DataFrame
+    samples: pl.DataFrame
+    refused_texts: pl.DataFrame
 
 
-def samples_of_texts(output: TableOutput, store: SampleStore, texts: pl.DataFrame) -> SamplesOfTexts:
+def read_stored_samples(output: TableOutput, sample_store: SampleStore, texts: pl.DataFrame) -> SamplesOfTexts:
     """Read what is stored of some texts: the positions at which calls were sampled, and the samples.
 
     A sample is what the model wrote as a call at a position.
 
     Args:
-        store: Holds the positions and samples.
+        sample_store: Holds the positions and samples.
         texts: The distinct texts, in the columns text_digest and text. For a ChainedSampleStore they are places after
-            earlier calls, in the columns PLACES.
+            earlier calls, in the columns PLACE_SCHEMA.
 
     Returns:
         The positions and samples, and the texts that the model could not take, with the reason.
@@ -301,65 +345,76 @@ def samples_of_texts(output: TableOutput, store: SampleStore, texts: pl.DataFram
         StorageError: A sample or the positions of a text are missing, because they were damaged after they had been
             computed.
     """
-    requested = store.requested(texts)  # the positions and samples that there should be
-    samples = store.samples.stored(requested.keys)
+    requested = sample_store.choose_requested_samples(texts)  # the positions and samples that there should be
+    samples = sample_store.sample_store.read_stored_rows(requested.sample_keys)
 
     # An unmeasured text is one whose probabilities of calls are missing, so that its positions are unknown.
-    missing_samples = requested.keys.height - samples.height
+    missing_samples = requested.sample_keys.height - samples.height
     missing_count = missing_samples + requested.unmeasured_texts.height
-    require_whole(output, "samples", missing_count)  # raises StorageError unless it is 0
+    require_no_lost_rows(output, "samples", missing_count)  # raises StorageError unless it is 0
 
-    return SamplesOfTexts(positions=requested.positions, samples=samples, refused=store.refused(texts))
+    return SamplesOfTexts(
+        positions=requested.positions, samples=samples, refused_texts=sample_store.read_refused_texts(texts)
+    )
 
 
-def _build_rows(lane: Lane, texts: pl.DataFrame, stored: SamplesOfTexts) -> pl.DataFrame:
+def _build_sample_rows(lane: Lane, text_rows: pl.DataFrame, stored_samples: SamplesOfTexts) -> pl.DataFrame:
     """Combine the texts of a shard with the calls that were sampled in them.
 
     Args:
-        texts: One row per text and document, from the table heuristic_subset. Equal texts have the same `text_digest`.
-        stored: The positions at which calls were sampled, and the samples.
+        text_rows: One row per text and document, from the table heuristic_subset. Equal texts have the same
+            `text_digest`.
+        stored_samples: The positions at which calls were sampled, and the samples.
 
     Returns:
         One row per text and sample. A text that occurs in several documents has its samples in each.
     """
     # Adds the columns `input` and `malformed`: why the sample is not a valid call, null if it is one.
-    samples = _with_calls(lane, stored.samples)
+    samples = _with_parsed_calls(lane, stored_samples.samples)
 
-    texts_with_positions = texts.join(stored.positions, on="text_digest")
-    table = texts_with_positions.join(samples, on=("text_digest", "position"))
-    return table.with_columns(
+    texts_with_positions = text_rows.join(stored_samples.positions, on="text_digest")
+    sample_rows = texts_with_positions.join(samples, on=("text_digest", "position"))
+    return sample_rows.with_columns(
         # Where the call stands in the document: the start of the text plus the character within the text.
         char_offset=pl.col("offset") + pl.col("char"),
         # Why the sample was discarded, or else why it is not a valid call.
         reason=pl.coalesce("reason", "malformed"),
         # From here on `position` is the token from which the loss is computed, not the token sampled before.
         position="judged_position",
-        source=pl.lit(MODEL),
+        source=pl.lit(MODEL_SOURCE),
         words=pl.lit(None, pl.String),  # only calls that a rule proposed have words
     )
 
 
-def _select_distinct_texts(subset: pl.DataFrame) -> pl.DataFrame:
-    """Return (text_digest, text) of the distinct texts among rows of heuristic_subset."""
-    return subset.select("text_digest", "text").unique("text_digest", maintain_order=True)
+def _select_distinct_texts(text_rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the distinct texts among rows of heuristic_subset, in the columns text_digest and text."""
+    return text_rows.select("text_digest", "text").unique("text_digest", maintain_order=True)
 
 
-def _with_calls(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
-    """Parse samples (SAMPLES); add the columns `input`, of the call, and `malformed`, why the body is no valid call."""
-    bodies = samples["body"].drop_nulls().unique()
-    parsed = pl.DataFrame([parsed_call(lane, body) for body in bodies], schema=PARSED_BODIES, orient="row")
-    return samples.join(parsed, on="body", how="left")
+def _with_parsed_calls(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
+    """Parse samples (SAMPLE_SCHEMA), and add the columns `input` and `malformed`, why the body is no valid call."""
+    distinct_bodies = samples["body"].drop_nulls().unique()
+    parsed_calls = [parse_call_body(lane, body) for body in distinct_bodies]
+    parsed_bodies = pl.DataFrame(parsed_calls, schema=PARSED_BODY_SCHEMA, orient="row")
+    return samples.join(parsed_bodies, on="body", how="left")
 
 
 class ParsedCall(NamedTuple):
-    """What was written between the brackets of a call, read as a call of a lane's tool."""
+    """The text between the brackets of a call, read as a call of a lane's tool.
+
+    Attributes:
+        body: The text between the brackets.
+        input: The input of the call, with named arguments in the form in which tables write them. None if it is no
+            call.
+        reason: Why it is no call of the tool, or a call that no text can hold. Else None.
+    """
 
     body: str
-    input: str | None  # named arguments in the form in which tables write them; None where it is no call
-    reason: str | None  # why it is no call of the tool, or a call that a text cannot hold; else None
+    input: str | None
+    reason: str | None
 
 
-def parsed_call(lane: Lane, body: str) -> ParsedCall:
+def parse_call_body(lane: Lane, body: str) -> ParsedCall:
     """Parse the text between the brackets of a call, such as "Calculator(1 + 2)", as a call of the lane's tool.
 
     Returns:
@@ -370,12 +425,12 @@ def parsed_call(lane: Lane, body: str) -> ParsedCall:
         call = parse_call(body)
         if call.tool != lane.tool.name:
             return ParsedCall(body, input=None, reason="other_tool")
-        return _parse_arguments(lane, body, call)
+        return _parse_named_arguments(lane, body, call)
     except (MalformedCall, BadArguments) as error:
         return ParsedCall(body, input=None, reason=error.reason)
 
 
-def _parse_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
+def _parse_named_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
     """Write the named arguments of a call in a uniform way, so that equal calls have equal inputs.
 
     If the lane's tool has no named arguments, the input stays as it is.
@@ -383,41 +438,46 @@ def _parse_arguments(lane: Lane, body: str, call: Call) -> ParsedCall:
     Raises:
         BadArguments: The arguments cannot be parsed.
     """
-    schema = lane.tool.schema
+    schema = lane.tool.arguments_schema
     if schema is None:
         return ParsedCall(body, input=call.input, reason=None)
 
     arguments = parse_arguments(call.input, schema)
     uniform_input = format_arguments(arguments, schema)
 
-    why_unwritable = fault(Call(call.tool, uniform_input))  # why no text can hold the call, None for most
+    why_unwritable = find_call_fault(Call(call.tool, uniform_input))  # why no text can hold the call, None for most
     return ParsedCall(body, input=uniform_input, reason=why_unwritable)
 
 
-def _count_without_position(subset: pl.DataFrame, stored: SamplesOfTexts) -> Rejected:
+def _count_texts_without_position(text_rows: pl.DataFrame, stored_samples: SamplesOfTexts) -> RejectionCounts:
     """Count the texts (heuristic_subset) without a position: by why the engine refused them, else as no_position."""
-    without = subset.join(stored.positions, on="text_digest", how="anti")
-    without = without.join(stored.refused, on="text_digest", how="left")
-    return count_by_reason(without.with_columns(pl.col("reason").fill_null("no_position")))
+    without = text_rows.join(stored_samples.positions, on="text_digest", how="anti")
+    without = without.join(stored_samples.refused_texts, on="text_digest", how="left")
+    return count_rejected_rows(without.with_columns(pl.col("reason").fill_null("no_position")))
 
 
 def build_judge_place_finder(worker: Worker, text: str) -> Callable[[int], CallPlace | None]:
-    """Return a function from a character of a text to the place of a call before it; None if no token begins there.
+    """Return a function that finds the place of a call before a character of a text.
 
-    The tokens are those of the judge, the model that computes the losses.
+    It returns None if no token begins there. The tokens are those of the judge, the model that computes the losses.
     """
-    [tokens] = worker.encoding().texts([text])
-    return partial(tokens.place_at, text)
+    [tokens] = worker.get_encoding().encode_texts([text])
+    return partial(tokens.find_call_place, text)
 
 
 class _PlacedSamples(NamedTuple):
-    """Samples at token positions of the judge (the model that computes losses), and the dropped ones, counted."""
+    """Samples at token positions of the judge, the model that computes losses.
+
+    Attributes:
+        rows: The samples.
+        rejected: How many samples were dropped, by (shard, reason).
+    """
 
     rows: pl.DataFrame
-    rejected: Rejected
+    rejected: RejectionCounts
 
 
-def _move_to_judge_tokens(worker: Worker, table: pl.DataFrame) -> _PlacedSamples:
+def _move_samples_to_judge_tokens(worker: Worker, samples: pl.DataFrame) -> _PlacedSamples:
     """Move samples to the token positions of the model that computes losses, which is called the judge.
 
     The samples stay as they are if the judge has sampled them itself. Otherwise a sample is dropped, with the reason
@@ -425,51 +485,64 @@ def _move_to_judge_tokens(worker: Worker, table: pl.DataFrame) -> _PlacedSamples
     moved to the same position.
 
     Args:
-        table: The samples, in the columns of STAGE and `text`, `offset` (the start of the text in its document) and
+        samples: The samples, in the columns of STAGE and `text`, `offset` (the start of the text in its document) and
             `char` (the start of the call in the text).
 
     Returns:
         The moved samples, and the number of dropped ones.
     """
-    if not worker.plan.has_own_proposer:
-        return _PlacedSamples(table, rejected=Counter())
+    if not worker.plan.has_separate_proposer:
+        return _PlacedSamples(samples, rejected=Counter())
 
-    moved = _with_places_of_judge(worker, table)
+    moved_samples = _with_judge_places(worker, samples)
     has_place = pl.col("position").is_not_null()
     is_first = pl.struct(CALL_KEY).is_first_distinct()  # CALL_KEY: text, the new position, and number of the sample
 
-    kept = moved.filter(has_place & is_first)
-    dropped = moved.filter(~(has_place & is_first)).with_columns(reason=pl.lit("inside_a_token"))
-    return _PlacedSamples(kept, count_by_reason(dropped))
+    kept_samples = moved_samples.filter(has_place & is_first)
+    dropped_samples = moved_samples.filter(~(has_place & is_first)).with_columns(reason=pl.lit("inside_a_token"))
+    return _PlacedSamples(kept_samples, count_rejected_rows(dropped_samples))
 
 
-def _with_places_of_judge(worker: Worker, table: pl.DataFrame) -> pl.DataFrame:
+def _with_judge_places(worker: Worker, samples: pl.DataFrame) -> pl.DataFrame:
     """Compute where samples stand among the tokens of the judge, the model that computes losses.
 
+    Args:
+        worker: Gives the tokens of the judge.
+        samples: The samples. `offset` is where their text begins in its document.
+
     Returns:
-        The table with new values in `position` and `char_offset`. They are null for a sample if no token of the judge
-        begins at its character.
+        The table with new values in `position` and `char_offset` (the character of the document). They are null for a
+        sample if no token of the judge begins at its character.
     """
-    places = _find_places_of_samples(worker, table)
+    places = _find_places_of_samples(worker, samples)
     positions = [place.position if place else None for place in places]
-    chars = [place.offset if place else None for place in places]
-    return table.with_columns(
+    offsets_in_text = [place.char_offset if place else None for place in places]
+    return samples.with_columns(
         position=pl.Series(positions, dtype=pl.Int32),
-        char_offset=pl.col("offset") + pl.Series(chars, dtype=pl.Int64),
+        char_offset=pl.col("offset") + pl.Series(offsets_in_text, dtype=pl.Int64),
     )
 
 
-def _find_places_of_samples(worker: Worker, table: pl.DataFrame) -> list[CallPlace | None]:
-    """Return the place of each sample (text, char) among the judge's tokens; None where none begins there."""
-    place_in = {text: build_judge_place_finder(worker, text) for text in table["text"].unique()}
-    return [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]
+def _find_places_of_samples(worker: Worker, samples: pl.DataFrame) -> list[CallPlace | None]:
+    """Return the place of each sample among the judge's tokens. None if no token begins at its character.
+
+    Args:
+        samples: The samples, with the columns `text` and `char`, the character of the text before which they stand.
+    """
+    place_finder_by_text = {text: build_judge_place_finder(worker, text) for text in samples["text"].unique()}
+
+    places = []
+    for text, char_offset in samples.select("text", "char").iter_rows():
+        find_place = place_finder_by_text[text]
+        places.append(find_place(char_offset))
+    return places
 
 
 STAGE = Stage(
     name="scored_candidates",
     description="Up to k positions with p_i > tau_s per text, m sampled calls each; discarded ones have a reason.",
     columns={
-        **CALL,
+        **CALL_ID_COLUMNS,
         "source": SOURCE,
         "char_offset": CHAR_OFFSET,
         "p_api": P_API,
@@ -478,11 +551,11 @@ STAGE = Stage(
         "words": WORDS,
         "reason": Column(pl.String(), "why the sample was discarded; null for a call"),
     },
-    key=CALL_KEY,
-    settings=settings,
+    key_columns=CALL_KEY,
+    collect_settings=settings,
     reads=("heuristic_subset",),
     pool="gpu",
     kinds=frozenset({"pytorch", "parquet"}),
-    make=ByChunk(chunks, compute, rows),
-    in_warehouse=InWarehouse("candidates"),
+    row_maker=ByChunk(chunks, compute, rows),
+    warehouse_form=InWarehouse("candidates"),
 )

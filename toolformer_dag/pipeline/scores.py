@@ -8,18 +8,24 @@ from typing import Any
 import duckdb
 import polars as pl
 
-from toolformer_dag.computing.lane_tables import LaneTable, call_tables
+from toolformer_dag.computing.lane_tables import LaneTable, get_call_tables
 from toolformer_dag.computing.plan import Lane, Plan
-from toolformer_dag.computing.stage import InputsOf
+from toolformer_dag.computing.stage import InputsFinder
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.queries import open_in_memory, quote_sql, rows, run_sql
+from toolformer_dag.lake.queries import open_memory_database, query_frame, quote_sql, run_sql
 from toolformer_dag.lake.table import Table
-from toolformer_dag.method.decision_sql import COST_FRONTIER, JUDGED
-from toolformer_dag.method.scoring import COSTS, IDENTITY, calls_query, choose_table_or_view, list_lanes_reading_cost
+from toolformer_dag.method.decision_sql import COST_FRONTIER_VIEW_SQL, JUDGED_VIEW_SQL
+from toolformer_dag.method.scoring import (
+    CALL_COSTS_VIEW_SQL,
+    SCORING_SQL,
+    build_scored_calls_query,
+    choose_table_or_view,
+    list_lanes_reading_cost,
+)
 
-COST_VERSION = "costs"
+COST_INPUT = "costs"
 """The input that holds a hash of the files of results: costs are no part of their version."""
-COST_TABLES = """
+COST_TABLES_SQL = """
 texts AS (SELECT tool, shard, digest, segment, context FROM read_parquet([{texts}], hive_partitioning = false)),
 tool_costs AS (
     SELECT tool, input, context, max(cost) AS cost, max(seconds) AS seconds
@@ -28,65 +34,83 @@ tool_costs AS (
 lanes AS (SELECT unnest([{keys}]) AS tool, unnest([{names}]) AS name)
 """
 """What call_costs.sql reads beside the calls: parts of a WITH clause, over files and lists of names."""
-FRONTIER_SQL = f"{JUDGED}CREATE TABLE decisions AS FROM judged;{COSTS}{COST_FRONTIER}"
+FRONTIER_SQL = f"{JUDGED_VIEW_SQL}CREATE TABLE decisions AS FROM judged;{CALL_COSTS_VIEW_SQL}{COST_FRONTIER_VIEW_SQL}"
 
 
-def settings(lane: Lane) -> Mapping[str, Any]:
-    """Return the score of a lane and a hash of its SQL, on which kept calls depend; empty for the paper's score."""
-    return {"score": lane.score, "score_sql": fingerprint(IDENTITY)} if lane.scores else {}
+def collect_score_settings(lane: Lane) -> Mapping[str, Any]:
+    """Return the settings by which a lane's score changes the kept calls: the score and a hash of the SQL around it.
+
+    A lane with the paper's score has {}.
+    """
+    if not lane.score_by_lane_key:
+        return {}
+    return {"score": lane.score_expression, "score_sql": fingerprint(SCORING_SQL)}
 
 
-def reads(lane: Lane) -> tuple[LaneTable, ...]:
-    """Return the tables that hold what calls cost, chained calls included; none if the score does not read costs."""
-    return _list_result_tables(lane) if list_lanes_reading_cost(lane.scores) else ()
+def list_cost_tables(lane: Lane) -> tuple[LaneTable, ...]:
+    """Return the names of the tables that say what calls cost, chained calls included.
+
+    If the lane's score does not read costs, there are none.
+    """
+    if not list_lanes_reading_cost(lane.score_by_lane_key):
+        return ()
+    return _list_result_table_names(lane)
 
 
-def inputs(plan: Plan, lane: Lane) -> InputsOf:
-    """Return a function from a shard to `{COST_VERSION: hash}`, which changes where the costs of its calls may have.
+def build_cost_inputs(plan: Plan, lane: Lane) -> InputsFinder:
+    """Return a function from a shard to `{COST_INPUT: hash}`. The hash changes if the costs of its calls may have.
 
     The mapping is empty if the lane's score does not read costs.
     """
-    return partial(_build_cost_inputs, [plan.lane_table(lane, name) for name in reads(lane)])
+    result_tables = [plan.get_lane_table(lane, table_name) for table_name in list_cost_tables(lane)]
+    return partial(_compute_cost_inputs, result_tables)
 
 
-def _build_cost_inputs(tables: Sequence[Table], shard: str) -> Mapping[str, Any]:
+def _compute_cost_inputs(result_tables: Sequence[Table], shard: str) -> Mapping[str, Any]:
     """Return a hash of the files of a shard in tables of tool results, whose versions leave costs out."""
-    if not tables:
+    if not result_tables:
         return {}
-    file_hashes = [_list_file_hashes(table, shard) for table in tables]
-    return {COST_VERSION: fingerprint(file_hashes)}
+    file_hashes = [_list_file_hashes(table, shard) for table in result_tables]
+    return {COST_INPUT: fingerprint(file_hashes)}
 
 
 def _list_file_hashes(table: Table, shard: str) -> list[str] | None:
-    """Return the hashes of the files of a shard; None if it is not published."""
-    pointer = table.find_whole_pointer(shard)
+    """Return the hashes of the files of a shard. None if the shard is not published."""
+    pointer = table.find_checked_pointer(shard)
     if pointer is None:
         return None
     return [file.hash for file in pointer.files]
 
 
-def create_scored(
-    connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str]
+def create_scored_calls(
+    connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], call_files: Sequence[str]
 ) -> None:
     """Create the table or view `scored` in a database: the calls of some shards, with their score as `delta`.
 
     Args:
         parts: The names of the shards.
-        files: The Parquet files of the lane's scored calls in these shards.
+        call_files: The Parquet files of the lane's scored calls in these shards.
     """
-    connection.execute(f"CREATE TEMP {choose_table_or_view(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
+    table_or_view = choose_table_or_view(lane.score_by_lane_key)
+    calls_query = build_lane_calls_query(plan, lane, parts, call_files)
+    connection.execute(f"CREATE TEMP {table_or_view} scored AS {calls_query}")
 
 
-def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], swaps: bool = False) -> str:
+def build_lane_calls_query(
+    plan: Plan, lane: Lane, parts: Sequence[str], call_files: Sequence[str], are_swaps: bool = False
+) -> str:
     """Build the SQL query for the calls of some shards, with their score as `delta`.
 
     Args:
         parts: The names of the shards.
-        files: The Parquet files of the lane's scored calls.
-        swaps: Whether the files are those of the lane's control, in which calls have results of other documents.
+        call_files: The Parquet files of the lane's scored calls.
+        are_swaps: Whether the files are those of the lane's control, in which calls have results of other documents.
     """
-    cost_tables = _build_cost_sql(plan, lane, parts) if list_lanes_reading_cost(lane.scores) else ""
-    return calls_query(files, lane.scores, cost_tables, swaps)
+    cost_tables_sql = ""
+    if list_lanes_reading_cost(lane.score_by_lane_key):
+        cost_tables_sql = _build_cost_sql(plan, lane, parts)
+
+    return build_scored_calls_query(call_files, lane.score_by_lane_key, cost_tables_sql, are_swaps)
 
 
 def query_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
@@ -96,15 +120,16 @@ def query_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
         MissingPart: A table of the lane lacks a shard.
         DamagedPart: A shard of a table cannot be read.
     """
-    files = _list_call_files(plan, lane)
-    if not files:
+    call_files = _list_call_files(plan, lane)
+    if not call_files:
         return pl.DataFrame(schema={"delta": pl.Float64})
-    query = calls(plan, lane, _list_parts(plan, lane), files)
-    with open_in_memory() as connection:
-        return rows(connection, f"SELECT delta FROM ({query})")
+
+    calls_query = build_lane_calls_query(plan, lane, _list_scored_parts(plan, lane), call_files)
+    with open_memory_database() as connection:
+        return query_frame(connection, f"SELECT delta FROM ({calls_query})")
 
 
-def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
+def query_cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
     """Compute for possible thresholds how much the calls of a tool that reach them help, and what these calls cost.
 
     Args:
@@ -122,17 +147,17 @@ def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame |
     if not _has_costs(plan, lane):
         return None
 
-    parts = _list_parts(plan, lane)
+    parts = _list_scored_parts(plan, lane)
     call_files = _list_call_files(plan, lane)
-    with TemporaryDirectory() as spilled, open_in_memory() as connection:
+    with TemporaryDirectory() as spilled, open_memory_database() as connection:
         connection.execute(f"SET temp_directory = {quote_sql(spilled)}")
 
         # The view cost_frontier, created last, reads what the first two create.
         _create_cost_tables(connection, plan, lane, parts, tau_f)  # the tables texts, tool_costs and lanes
-        create_scored(connection, plan, lane, parts, call_files)  # `scored`: the calls with their deltas
+        create_scored_calls(connection, plan, lane, parts, call_files)  # `scored`: the calls with their deltas
         run_sql(connection, FRONTIER_SQL)
 
-        return rows(connection, "FROM cost_frontier")
+        return query_frame(connection, "FROM cost_frontier")
 
 
 def _create_cost_tables(
@@ -144,38 +169,47 @@ def _create_cost_tables(
         parts: The names of the shards whose files are read.
         tau_f: The threshold of this lane in the table lanes. It is null for the other lanes.
     """
-    cost_tables = _build_cost_sql(plan, lane, parts)
-    applied = f"CASE WHEN tool = {quote_sql(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
-    connection.execute(f"CREATE TABLE texts AS WITH {cost_tables} FROM texts")
-    connection.execute(f"CREATE TABLE tool_costs AS WITH {cost_tables} FROM tool_costs")
-    connection.execute(f"CREATE TABLE lanes AS WITH {cost_tables} SELECT *, {applied} FROM lanes", {"tau_f": tau_f})
+    # Parts of a WITH clause, which define queries with the same names as the tables: texts, tool_costs and lanes.
+    cost_queries_sql = _build_cost_sql(plan, lane, parts)
+    connection.execute(f"CREATE TABLE texts AS WITH {cost_queries_sql} FROM texts")
+    connection.execute(f"CREATE TABLE tool_costs AS WITH {cost_queries_sql} FROM tool_costs")
+
+    tau_f_sql = f"CASE WHEN tool = {quote_sql(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
+    connection.execute(
+        f"CREATE TABLE lanes AS WITH {cost_queries_sql} SELECT *, {tau_f_sql} FROM lanes", {"tau_f": tau_f}
+    )
 
 
 def _has_costs(plan: Plan, lane: Lane) -> bool:
-    """Return whether any result of the lane's calls says what it cost."""
-    for name in _list_result_tables(lane):
-        table = plan.lane_table(lane, name)
-        if table.parts() and table.scan().select(pl.col("cost").max()).collect().item():
+    """Return whether any result of the lane's calls says that it cost something."""
+    for table_name in _list_result_table_names(lane):
+        result_table = plan.get_lane_table(lane, table_name)
+        if not result_table.list_part_names():
+            continue
+
+        highest_cost = result_table.scan_parts().select(pl.col("cost").max()).collect().item()
+        if highest_cost:
             return True
     return False
 
 
-def _list_parts(plan: Plan, lane: Lane) -> list[str]:
+def _list_scored_parts(plan: Plan, lane: Lane) -> list[str]:
     """Return the parts of the lane's scored calls: single calls and chains have the same."""
-    return list(plan.lane_table(lane, lane.scored[0]).parts())
+    return list(plan.get_lane_table(lane, lane.scored_table_names[0]).list_part_names())
 
 
 def _list_call_files(plan: Plan, lane: Lane) -> list[str]:
     """Return all files of the lane's scored calls, chains among them."""
     files: list[str] = []
-    for name in lane.scored:
-        files += plan.lane_table(lane, name).list_all_files()
+    for name in lane.scored_table_names:
+        files += plan.get_lane_table(lane, name).list_all_files()
     return files
 
 
-def _list_result_tables(lane: Lane) -> tuple[LaneTable, ...]:
+def _list_result_table_names(lane: Lane) -> tuple[LaneTable, ...]:
     """Return the names of the tables of results, for single and for chained calls."""
-    return ("tool_results", *(call_tables(level).results for level in range(2, lane.depth + 1)))
+    levels_of_chains = range(2, lane.max_chain_calls + 1)
+    return ("tool_results", *(get_call_tables(level).results_table for level in levels_of_chains))
 
 
 def _build_cost_sql(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
@@ -185,15 +219,16 @@ def _build_cost_sql(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
         parts: The names of the shards whose files are read.
 
     Returns:
-        Three common table expressions (see COST_TABLES): the texts with their context, the costs of calls, and the
+        Three common table expressions (see COST_TABLES_SQL): the texts with their context, the costs of calls, and the
         tools that may be called.
     """
-    text_files = plan.lane_table(lane, "heuristic_subset").list_all_files(parts)
+    text_files = plan.get_lane_table(lane, "heuristic_subset").list_all_files(parts)
     result_files = _list_result_files(plan, lane, parts)
 
-    tool_names = list(lane.chainable)  # as they are written in texts
-    tool_keys = [called_lane.key for called_lane in lane.chainable.values()]  # as they are written in tables
-    return COST_TABLES.format(
+    # The tools as they are written in texts, and as they are written in tables.
+    tool_names = list(lane.chainable_lanes_by_name)
+    tool_keys = [called_lane.key for called_lane in lane.chainable_lanes_by_name.values()]
+    return COST_TABLES_SQL.format(
         texts=_to_sql_list(text_files),
         results=_to_sql_list(result_files),
         keys=_to_sql_list(tool_keys),
@@ -204,8 +239,8 @@ def _build_cost_sql(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
 def _list_result_files(plan: Plan, lane: Lane, parts: Sequence[str]) -> list[str]:
     """Return the files of the results of single and chained calls of some shards."""
     files: list[str] = []
-    for name in _list_result_tables(lane):
-        files += plan.lane_table(lane, name).list_all_files(parts)
+    for name in _list_result_table_names(lane):
+        files += plan.get_lane_table(lane, name).list_all_files(parts)
     return files
 
 

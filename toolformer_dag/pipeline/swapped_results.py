@@ -20,7 +20,7 @@ METHOD = 3
 """Raised when other calls would be chosen or get other results; a golden test notices where it was not."""
 
 
-def results_of_other_documents(calls: pl.DataFrame, settings: ControlSettings) -> Sequence[Sequence[str]]:
+def choose_results_of_other_documents(calls: pl.DataFrame, settings: ControlSettings) -> Sequence[Sequence[str]]:
     """Choose results of calls in other documents for every call that is to be swapped.
 
     Args:
@@ -36,13 +36,13 @@ def results_of_other_documents(calls: pl.DataFrame, settings: ControlSettings) -
     Returns:
         A list of results for each call that is `sampled`, in the order of `calls`. A list may be empty.
     """
-    all_calls = _CallArrays.of(calls)
-    donors = all_calls.where(calls["gives"].to_numpy())  # the calls that may give their results to others
+    all_calls = _CallArrays.from_calls(calls)
+    donors = all_calls.select_calls(calls["gives"].to_numpy())  # the calls that may give their results to others
     results = calls["result"].to_list()
 
     other_results: list[list[str]] = []
     for row in calls["sampled"].arg_true():
-        donor_rows = _choose_donors(row, all_calls, donors, settings.swaps)
+        donor_rows = _choose_donor_rows(row, all_calls, donors, settings.swaps)
         other_results.append([results[donor_row] for donor_row in donor_rows])
     return other_results
 
@@ -51,40 +51,46 @@ def results_of_other_documents(calls: pl.DataFrame, settings: ControlSettings) -
 class _CallArrays:
     """Calls as arrays with an entry per call: all distinct calls of a shard, or the donors, which may give results.
 
-    - row: the number of its row among all calls, ascending
-    - document: equal numbers for calls of equal documents
-    - result: equal numbers for calls with equal results
-    - probability: of a call at this position of its text (p_api)
+    Attributes:
+        row_numbers: The number of the call's row among all calls, ascending.
+        document_numbers: Equal numbers for calls of equal documents.
+        result_numbers: Equal numbers for calls with equal results.
+        probabilities: The probability of a call at this position of its text (p_api).
     """
 
-    row: Array
-    document: Array
-    result: Array
-    probability: Array
+    row_numbers: Array
+    document_numbers: Array
+    result_numbers: Array
+    probabilities: Array
 
     @classmethod
-    def of(cls, calls: pl.DataFrame) -> "_CallArrays":
+    def from_calls(cls, calls: pl.DataFrame) -> "_CallArrays":
         """Return the arrays of a frame with the columns digest, result and p_api."""
         return cls(
-            row=np.arange(calls.height),
-            document=calls["digest"].rank("dense").to_numpy(),
-            result=calls["result"].rank("dense").to_numpy(),
-            probability=calls["p_api"].to_numpy(),
+            row_numbers=np.arange(calls.height),
+            document_numbers=calls["digest"].rank("dense").to_numpy(),
+            result_numbers=calls["result"].rank("dense").to_numpy(),
+            probabilities=calls["p_api"].to_numpy(),
         )
 
-    def where(self, mask: Array) -> "_CallArrays":
-        """Return the calls for which `mask` is true."""
-        return _CallArrays(self.row[mask], self.document[mask], self.result[mask], self.probability[mask])
+    def select_calls(self, is_selected: Array) -> "_CallArrays":
+        """Return the calls for which `is_selected` is true."""
+        return _CallArrays(
+            self.row_numbers[is_selected],
+            self.document_numbers[is_selected],
+            self.result_numbers[is_selected],
+            self.probabilities[is_selected],
+        )
 
 
-def _choose_donors(row: int, calls: _CallArrays, donors: _CallArrays, max_donors: int) -> list[int]:
+def _choose_donor_rows(receiver_row: int, calls: _CallArrays, donors: _CallArrays, max_donors: int) -> list[int]:
     """Choose the calls whose results the call in a row gets.
 
     A donor must be in another document, have another result, and stand at a position where a call is at least as
     probable. The search begins at the row and goes on from the first row when it reaches the last.
 
     Args:
-        row: The number of the row of the call that gets the results.
+        receiver_row: The number of the row of the call that gets the results.
         calls: All calls.
         donors: The calls that may give their results to others.
         max_donors: How many donors are chosen at most.
@@ -92,43 +98,52 @@ def _choose_donors(row: int, calls: _CallArrays, donors: _CallArrays, max_donors
     Returns:
         The row numbers of the donors, all of which have different results.
     """
-    # All of these are indices into the arrays of `donors`.
-    fitting = _find_fitting_donors(row, calls, donors)
-    in_search_order = _rotate_to_row(row, fitting, donors)
-    first_of_each_result = in_search_order[_find_first_occurrences(donors.result[in_search_order])]
-    chosen = first_of_each_result[:max_donors]
+    # All of these indices point into the arrays of `donors`.
+    fitting_indices = _find_donor_indices(receiver_row, calls, donors)
+    indices_in_search_order = _rotate_to_row(receiver_row, fitting_indices, donors)
 
-    donor_rows: list[int] = donors.row[chosen].tolist()
+    results_in_search_order = donors.result_numbers[indices_in_search_order]
+    first_of_each_result = indices_in_search_order[_find_first_occurrences(results_in_search_order)]
+    chosen_indices = first_of_each_result[:max_donors]
+
+    donor_rows: list[int] = donors.row_numbers[chosen_indices].tolist()
     return donor_rows
 
 
-def _find_fitting_donors(row: int, calls: _CallArrays, donors: _CallArrays) -> Array:
+def _find_donor_indices(receiver_row: int, calls: _CallArrays, donors: _CallArrays) -> Array:
     """Find the donors of other documents that have other results and stand at positions as probable or more.
 
-    A call at such a position exists for every tau_s for which the receiving call exists.
+    Calls are sampled at positions where a call is more probable than tau_s. So every tau_s that lets the receiving call
+    exist lets these donors exist too.
+
+    Args:
+        receiver_row: The index in `calls` of the call that gets the results.
+        calls: All calls.
+        donors: The calls that may give their results to others.
 
     Returns:
         The indices of these donors in the arrays of `donors`, ascending.
     """
-    is_as_probable = donors.probability >= calls.probability[row]
-    is_in_other_document = donors.document != calls.document[row]
-    has_other_result = donors.result != calls.result[row]
+    is_as_probable = donors.probabilities >= calls.probabilities[receiver_row]
+    is_in_other_document = donors.document_numbers != calls.document_numbers[receiver_row]
+    has_other_result = donors.result_numbers != calls.result_numbers[receiver_row]
     return np.flatnonzero(is_as_probable & is_in_other_document & has_other_result)
 
 
-def _rotate_to_row(row: int, indices: Array, donors: _CallArrays) -> Array:
+def _rotate_to_row(start_row: int, donor_indices: Array, donors: _CallArrays) -> Array:
     """Reorder the indices of donors: first those at or after a row, then those before it.
 
     Example:
         If the donors are in the rows 2, 5 and 9, the row 4 turns the indices [0, 1, 2] into [1, 2, 0].
 
     Args:
-        row: The row to begin with.
-        indices: Indices into the arrays of `donors`, ascending.
+        start_row: The row to begin with.
+        donor_indices: Indices into the arrays of `donors`, ascending.
         donors: The calls that may give their results to others.
     """
-    start = np.searchsorted(donors.row[indices], row)
-    return np.concatenate([indices[start:], indices[:start]])
+    donor_rows = donors.row_numbers[donor_indices]
+    split = np.searchsorted(donor_rows, start_row)  # how many donors stand before the row
+    return np.concatenate([donor_indices[split:], donor_indices[:split]])
 
 
 def _find_first_occurrences(values: Array) -> Array:

@@ -16,133 +16,150 @@ import polars as pl
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.shards import Shard, ShardFile
 from toolformer_dag.computing.stage import TEXT_KEY, PartRows, Stage, TableOutput
-from toolformer_dag.computing.update import Progress, TableReport, update
+from toolformer_dag.computing.update import ProgressCallback, TableReport, update_table
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.computing.workers import Workers, in_process
+from toolformer_dag.computing.workers import Workers, build_in_process_executor
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline import heuristic_subset
 
-ALL = "sample"
+TRIAL_SHARD = "sample"
 """The only shard of a trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The result of a trial.
+    """The result of a trial: stages that were run over a few texts.
 
-    - `worker`: has the model and the tools of the worker that was passed in, and the trial's lake
-    - `outputs`, `reports`: the tables, and what making each of them cost
-    - `appended`: computed rows that were new, by row store
+    Attributes:
+        worker: It has the model and the tools of the worker that was passed in, and the trial's lake.
+        outputs: The tables that were made.
+        reports: What making each of the tables cost, in the same order.
+        frames_by_store: The rows that were computed anew, by the name of their row store.
     """
 
     worker: Worker
     outputs: Sequence[TableOutput]
     reports: Sequence[TableReport]
-    appended: Mapping[str, list[pl.DataFrame]]
+    frames_by_store: Mapping[str, list[pl.DataFrame]]
 
 
 @contextmanager
-def trial(
+def run_trial(
     worker: Worker,
     lane: Lane,
     texts: pl.DataFrame,
     stages: Sequence[Stage],
-    progress: Progress,
+    progress: ProgressCallback,
     row_lake: Lake | None,
 ) -> Iterator[Trial]:
     """Run stages of a lane (a tool with its settings) over a few texts, and yield the tables and what they cost.
 
     The stages have run when the `with` block begins. The tables are in a temporary lake (a folder of tables), which is
-    deleted at its end.
+    deleted at the end of the block. An error of a stage is passed on.
 
-    texts: rows of the table heuristic_subset, of any shards; they become the only shard of the temporary lake.
-    row_lake: a lake whose computed rows (samples, results, losses) are reused and added to; None for no such lake.
-
-    Raises what the stages raise.
+    Args:
+        texts: Rows of the table heuristic_subset, from any shards. They become the only shard of the temporary lake.
+        stages: The stages, in the order in which they are to run.
+        progress: Called as `progress(done, total)` after every committed chunk of a table.
+        row_lake: A lake whose computed rows (samples, results, losses) are reused and added to. None for no such lake.
     """
     with TemporaryDirectory() as folder:
-        lake = _TrialLake(Path(folder), row_lake, worker.plan.suffix)
+        lake = _TrialLake(Path(folder), row_lake, worker.plan.round_suffix)
         plan = _build_trial_plan(worker.plan, lane, lake)
         _publish_texts(plan, lane, texts)
+
         trial_worker = copy(worker)  # shares the loaded model and the tools
         trial_worker.plan = plan
+
         outputs = [TableOutput(stage, plan, lane) for stage in stages]
-        reports = [_make_table(trial_worker, output, progress) for output in outputs]
-        yield Trial(trial_worker, outputs, reports, lake.appended)  # appended: the rows that were newly computed
+        reports = [_update_table(trial_worker, output, progress) for output in outputs]
+        yield Trial(trial_worker, outputs, reports, lake.frames_by_store)
 
 
 def _publish_texts(plan: Plan, lane: Lane, texts: pl.DataFrame) -> None:
-    """Publish texts (rows of heuristic_subset) as the texts of the only shard."""
-    rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
+    """Publish texts (rows of heuristic_subset) as the texts of the only shard, TRIAL_SHARD."""
+    trial_texts = texts.with_columns(shard=pl.lit(TRIAL_SHARD)).unique(TEXT_KEY).sort(TEXT_KEY)
     output = TableOutput(heuristic_subset.STAGE, plan, lane)
-    output.publish(ALL, PartRows([rows]))
+    output.publish(TRIAL_SHARD, PartRows([trial_texts]))
 
 
-def _make_table(worker: Worker, output: TableOutput, progress: Progress) -> TableReport:
-    """Make a table in this process; return what that cost."""
-    workers = Workers(worker, {output.name: output}, in_process)
-    return update(worker, workers, output, progress)
+def _update_table(worker: Worker, output: TableOutput, progress: ProgressCallback) -> TableReport:
+    """Make a table in this process, and return what it cost."""
+    workers = Workers(worker, {output.name: output}, build_in_process_executor)
+    return update_table(worker, workers, output, progress)
 
 
 class _TrialLake(Lake):
-    """A lake in a folder, with the row stores of another lake if there is one.
+    """A lake (a folder of tables) with the row stores of another lake, if there is one.
 
-    `appended`: the rows that were appended to its row stores so far, by the name of the store.
+    Attributes:
+        frames_by_store: The rows that were appended to its row stores so far, by the name of the store.
     """
 
-    def __init__(self, root: Path, row_lake: Lake | None, suffix: str) -> None:
+    def __init__(self, root: Path, row_lake: Lake | None, round_suffix: str) -> None:
         """Open a lake in the folder `root`.
 
-        row_lake: another lake, whose row stores are used; None for row stores in `root`, which are gone afterwards.
+        Args:
+            row_lake: Another lake, whose row stores are used. None for row stores in `root`, which are deleted with it.
         """
-        super().__init__(root, suffix=suffix)
+        super().__init__(root, round_suffix=round_suffix)
         self._row_lake = row_lake
-        self.appended: dict[str, list[pl.DataFrame]] = {}
+        self.frames_by_store: dict[str, list[pl.DataFrame]] = {}
 
-    def rows(
-        self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
+    def open_row_store(
+        self,
+        folder_name: str,
+        identity: Mapping[str, object],
+        key_columns: Sequence[str],
+        schema: Mapping[str, pl.DataType],
     ) -> RowStore:
-        """Open a row store of `row_lake`, or of this lake, that notes appended rows in `appended`.
+        """Open a row store of the other lake, or of this lake, that notes appended rows in `frames_by_store`.
 
-        So a trial can tell which rows it computed anew. The arguments are those of `Lake.rows`.
+        So a trial can tell which rows it computed anew. The arguments are those of `Lake.open_row_store`.
         """
         if self._row_lake is None:
-            store = super().rows(name, identity, key, schema)
+            store = super().open_row_store(folder_name, identity, key_columns, schema)
         else:
-            store = self._row_lake.rows(name, identity, key, schema)
-        noting_store = _NotingStore(store.storage, store.name, store.key, store.schema)
-        noting_store.appended = self.appended  # one dictionary for all stores: name of the store -> frames
-        return noting_store
+            store = self._row_lake.open_row_store(folder_name, identity, key_columns, schema)
+
+        recording_store = _RecordingStore(store.storage, store.name, store.key_columns, store.schema)
+        recording_store.frames_by_store = self.frames_by_store  # one dictionary for all stores
+        return recording_store
 
 
-class _NotingStore(RowStore):
-    """A row store that also notes appended rows in `appended`, a dictionary that its lake gives it."""
+class _RecordingStore(RowStore):
+    """A row store that also notes appended rows.
 
-    appended: dict[str, list[pl.DataFrame]]
+    Attributes:
+        frames_by_store: The appended rows, by the name of the store. The lake sets this dictionary and shares it
+            between its stores.
+    """
 
-    def append(self, rows: pl.DataFrame) -> None:
-        """Store rows, and note them."""
-        self.appended.setdefault(self.name, []).append(rows)
-        super().append(rows)
+    frames_by_store: dict[str, list[pl.DataFrame]]
+
+    def append_rows(self, rows: pl.DataFrame) -> None:
+        """Store rows, and note them in `frames_by_store`."""
+        self.frames_by_store.setdefault(self.name, []).append(rows)
+        super().append_rows(rows)
 
 
 class _TrialPlan(Plan):
-    """A plan whose only shard is ALL."""
+    """A plan whose only shard is TRIAL_SHARD."""
 
     @cached_property
-    def shards(self) -> Mapping[str, Shard]:
-        """The shard of the texts; no stage of a lane reads its file, which does not exist."""
-        return {ALL: ShardFile(ALL, self.lake.root / ALL)}
+    def shards_by_name(self) -> Mapping[str, Shard]:
+        """The shard of the texts. Its file does not exist, but no stage of a lane reads it."""
+        return {TRIAL_SHARD: ShardFile(TRIAL_SHARD, self.lake.root / TRIAL_SHARD)}
 
 
 def _build_trial_plan(plan: Plan, lane: Lane, lake: Lake) -> _TrialPlan:
-    """Return a plan with the same settings and models, for one lane, in another lake."""
+    """Return a plan with the same settings and models, for one lane (a tool), in another lake."""
     return _TrialPlan(
         settings=plan.settings,
         lanes=(lane,),
-        model=plan.model,
+        model_identity=plan.model_identity,
         lake=lake,
-        proposer=plan.proposer,
-        start=plan.start,
+        proposer_identity=plan.proposer_identity,
+        previous_plan=plan.previous_plan,
     )

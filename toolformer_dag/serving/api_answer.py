@@ -15,7 +15,12 @@ from toolformer_dag.serving.writings import AnsweredCall, Writing
 
 
 class PlacedToken(NamedTuple):
-    """A token of the text without calls, with log p. `offset`: the number of characters of that text before it."""
+    """A token of a text, with its log p and its place.
+
+    Attributes:
+        offset: The number of characters before the token, in the text without calls.
+        token: The token.
+    """
 
     offset: int
     token: TokenLikelihood
@@ -25,88 +30,105 @@ class PlacedToken(NamedTuple):
 class NewText:
     """A whole text, or what one chunk of a stream adds to it.
 
-    - `index`: the number of the text in the request, from 0.
-    - `text`: the added characters, with calls if the request wants them in the text.
-    - `tokens`: the tokens that begin in these characters, with log p; empty unless the request asks for logprobs.
-    - `calls`: the calls that were answered here.
-    - `finish_reason`: why the text ended, `length` or `stop`; None before its end.
+    Attributes:
+        text_index: The number of the text in the request, from 0.
+        text: The added characters, with calls if the request wants them in the text.
+        placed_tokens: The tokens that begin in these characters, with log p. Empty unless the request asks for
+            logprobs.
+        answered_calls: The calls that were answered here.
+        finish_reason: Why the text ended, `length` or `stop`. None before its end.
     """
 
-    index: int
+    text_index: int
     text: str
-    tokens: Sequence[PlacedToken] = ()
-    calls: Sequence[AnsweredCall] = ()
+    placed_tokens: Sequence[PlacedToken] = ()
+    answered_calls: Sequence[AnsweredCall] = ()
     finish_reason: str | None = None
 
 
-def whole_text(index: int, writing: Writing, *, calls_in_text: bool) -> NewText:
-    """Build the whole answer for a text that has ended.
+def build_whole_text(text_index: int, writing: Writing, *, has_calls_in_text: bool) -> NewText:
+    """Build the content of the whole answer for a text that has ended.
 
     Args:
-        index: The number of the text in its request.
-        calls_in_text: Whether the returned text includes its calls with their results.
+        text_index: The number of the text in its request, from 0.
+        writing: The text.
+        has_calls_in_text: Whether the returned text includes its calls with their results.
 
     Raises:
         Exception: The error that ended the text, if there was one.
     """
-    generation = writing.done.result()  # its `text` has calls in it, `plain` is the same text without them
+    generation = writing.generation_future.result()
+    text = generation.text if has_calls_in_text else generation.plain_text
 
-    tokens = []
-    for placed_token in _place_tokens(generation.likelihoods, first_offset=0):
-        is_cut_off = placed_token.offset >= len(generation.plain)  # the tokens of a stop word
-        if not is_cut_off:
-            tokens.append(placed_token)
+    # The tokens of a stop word are beyond the end of the text, where they were cut off.
+    text_length = len(generation.plain_text)
+    placed_tokens = _place_tokens(generation.token_likelihoods, first_offset=0)
+    tokens_of_text = [placed_token for placed_token in placed_tokens if placed_token.offset < text_length]
 
     return NewText(
-        index,
-        text=generation.text if calls_in_text else generation.plain,
-        tokens=tokens,
-        calls=writing.calls,
-        finish_reason=finish_reason(writing),
+        text_index,
+        text=text,
+        placed_tokens=tokens_of_text,
+        answered_calls=writing.answered_calls,
+        finish_reason=get_finish_reason(writing),
     )
 
 
 class TextStream:
-    """Turns the pieces of one text, in the order in which they are decoded, into the contents of stream chunks."""
+    """Turns the pieces of one text, in the order in which they are decoded, into the contents of a stream's events."""
 
-    def __init__(self, index: int, writing: Writing, *, calls_in_text: bool) -> None:
-        self._index = index
+    def __init__(self, text_index: int, writing: Writing, *, has_calls_in_text: bool) -> None:
+        """Begin a stream of which nothing is sent yet.
+
+        Args:
+            text_index: The number of the text in its request, from 0.
+            writing: The text.
+            has_calls_in_text: Whether the client wants calls with their results as part of the text.
+        """
+        self._text_index = text_index
         self._writing = writing
-        self._calls_in_text = calls_in_text
+        self._has_calls_in_text = has_calls_in_text
         self._sent_call_count = 0
-        self._next_offset = 0  # the characters, without calls, before the next token
+        self._next_offset = 0  # how many characters, without calls, are before the next token
 
-    def new_text(self, piece: WrittenPiece | Generation) -> NewText:
-        """Convert the next piece of a text to what a client has to be told.
+    def convert_piece(self, piece: WrittenPiece | Generation) -> NewText:
+        """Convert the next piece of the text to what a client gets of it.
 
-        - The finished text (`Generation`), which comes last, tells why it ended.
-        - An answered call tells the call.
-        - Characters of plain text tell these characters, and the tokens that begin in them.
+        - Of the finished text, which comes last, it gets the reason why the text ended. It has the characters already.
+        - Of an answered call, it gets the call with its result.
+        - Of plain text, it gets the characters, and the tokens that begin in them.
 
-        Nothing of a call is sent before its answer, so the characters within a call are not passed here.
+        Nothing of a call is sent before its answer, so the characters within a call must not be passed here.
+
+        Args:
+            piece: The next piece of the text, or the whole text at its end.
         """
         if isinstance(piece, Generation):
-            return NewText(self._index, text="", finish_reason=finish_reason(self._writing))
-        if piece.call is not None:
-            return self._build_new_call(piece.call)
+            return NewText(self._text_index, text="", finish_reason=get_finish_reason(self._writing))
 
-        tokens = _place_tokens(piece.likelihoods, first_offset=self._next_offset)
-        self._next_offset += sum(len(token.text) for token in piece.likelihoods)
-        return NewText(self._index, text=piece.text, tokens=tokens)
+        if piece.answered_call is not None:
+            return self._build_text_of_call(piece.answered_call)
 
-    def _build_new_call(self, call: DecodedCall) -> NewText:
-        """Return what an answered call adds to the text, and count it as sent.
+        tokens = _place_tokens(piece.token_likelihoods, first_offset=self._next_offset)
+        # Not the length of `piece.text`: a token begins in it, but may end in the next piece.
+        self._next_offset += sum(len(token.text) for token in piece.token_likelihoods)
+        return NewText(self._text_index, text=piece.text, placed_tokens=tokens)
 
-        `Writing.calls` holds the same calls in the same order, with seconds and offsets.
-        """
-        answered_call = self._writing.calls[self._sent_call_count]
+    def _build_text_of_call(self, decoded_call: DecodedCall) -> NewText:
+        """Return what an answered call adds to the text, and count the call as sent."""
+        # This list has the same calls in the same order, with seconds and offsets.
+        answered_call = self._writing.answered_calls[self._sent_call_count]
         self._sent_call_count += 1
-        text = format_decoded_call(call) if self._calls_in_text else ""
-        return NewText(self._index, text=text, calls=[answered_call])
+
+        text = format_decoded_call(decoded_call) if self._has_calls_in_text else ""
+        return NewText(self._text_index, text=text, answered_calls=[answered_call])
 
 
 def _place_tokens(tokens: Sequence[TokenLikelihood], *, first_offset: int) -> list[PlacedToken]:
-    """Return consecutive tokens with their offsets: "It" and " was" have 5 and 7 if `first_offset` is 5."""
+    """Return consecutive tokens with their offsets, the numbers of characters before them.
+
+    For example, "It" and " was" have the offsets 5 and 7 if `first_offset` is 5.
+    """
     placed_tokens = []
     offset = first_offset
     for token in tokens:
@@ -115,36 +137,47 @@ def _place_tokens(tokens: Sequence[TokenLikelihood], *, first_offset: int) -> li
     return placed_tokens
 
 
-def build_call_object(answered: AnsweredCall, *, calls_in_text: bool) -> dict[str, Any]:
-    """Build the JSON object of a call.
+def build_call_object(answered_call: AnsweredCall, *, has_calls_in_text: bool) -> dict[str, Any]:
+    """Build the JSON object that describes a tool call in an answer.
 
     Its `offset` is the number of characters before the call in the answer's text.
 
     Args:
-        calls_in_text: Whether the answer's text includes calls.
+        answered_call: The call, with its result or the reason why it has none.
+        has_calls_in_text: Whether the answer's text includes calls.
     """
-    call = answered.call
+    decoded_call = answered_call.decoded_call
+    offset = answered_call.text_offset if has_calls_in_text else answered_call.plain_offset
     return {
-        "tool": call.tool,
-        "input": call.input,
-        "result": call.result,
-        "reason": call.reason,
-        "seconds": round(answered.seconds, 6),
-        "offset": answered.text_offset if calls_in_text else answered.plain_offset,
+        "tool": decoded_call.tool,
+        "input": decoded_call.input,
+        "result": decoded_call.result,
+        "reason": decoded_call.reason,
+        "seconds": round(answered_call.waited_seconds, 6),
+        "offset": offset,
     }
 
 
-def usage(writings: Sequence[Writing]) -> dict[str, int]:
-    """Return OpenAI's `usage`: token counts of prompts and completions, tokens of calls included, and their sum."""
-    prompt_tokens = sum(writing.prompt_token_count for writing in writings)
-    completion_tokens = sum(writing.done.result().tokens for writing in writings)
+def build_usage_object(writings: Sequence[Writing]) -> dict[str, int]:
+    """Build OpenAI's `usage` object, with the token counts of all texts of a request.
+
+    The tokens of calls count as tokens of the completion.
+
+    Args:
+        writings: The texts, which must have ended.
+
+    Raises:
+        Exception: The error that ended a text, if there was one.
+    """
+    prompt_token_count = sum(writing.prompt_token_count for writing in writings)
+    completion_token_count = sum(writing.generation_future.result().token_count for writing in writings)
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens": prompt_token_count,
+        "completion_tokens": completion_token_count,
+        "total_tokens": prompt_token_count + completion_token_count,
     }
 
 
-def finish_reason(writing: Writing) -> str:
-    """Return why a text ended: "length" if it reached a limit of tokens, else "stop"."""
-    return "length" if writing.text.is_full else "stop"
+def get_finish_reason(writing: Writing) -> str:
+    """Return why a text ended: "length" if it reached a limit of tokens, otherwise "stop"."""
+    return "length" if writing.written_text.is_full else "stop"

@@ -15,61 +15,83 @@ from toolformer_dag.files import UserError
 from toolformer_dag.serving.api_answer import NewText
 from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.serving.writings import TextRequest, Writing
-from toolformer_dag.texts.formats import read_json
+from toolformer_dag.texts.formats import parse_json_text
 from toolformer_dag.tools.tool import find_context_fault
 
-MOST_FIELDS = 100
+MAX_FIELDS = 100
 """The maximum number of fields of a request: pydantic builds an error for each unknown one."""
-MOST_STOP_WORDS = 32
+MAX_STOP_WORDS = 32
 """The maximum number of stop words of a request: after each token the text is searched for each."""
-LONGEST_STOP_WORD = 256
+MAX_STOP_WORD_CHARACTERS = 256
 """The maximum number of characters of a stop word."""
-SURROGATE = b"\\ud"
+SURROGATE_ESCAPE_PREFIX = b"\\ud"
 """How the JSON escape of half a surrogate pair begins, such as "\\ud83d"."""
 
 
 class Refused(UserError):
-    """A request that is refused. `param`: the faulty field. `status`: of HTTP. `code`: OpenAI's word for the reason."""
+    """A request is refused, because it is wrong or not supported.
 
-    def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
+    Attributes:
+        param: The faulty field of the request. None if it is not one field.
+        status_code: The HTTP status of the answer.
+        code: A short reason, such as "model_not_found". None if the message says it all.
+    """
+
+    def __init__(
+        self, message: str, param: str | None = None, *, status_code: int = 400, code: str | None = None
+    ) -> None:
+        """Build the error with the message that the client gets."""
         super().__init__(message)
         self.param = param
-        self.status = status
+        self.status_code = status_code
         self.code = code
 
 
-def _to_tool_name(tool: Any) -> str:
-    """Get the name of a tool that is given by its name or in one of OpenAI's forms.
+def _parse_tool_name(tool: Any) -> str:
+    """Get the name of a tool from its name alone or from one of OpenAI's forms.
 
     The name is "QA" for "QA", {"name": "QA"} and {"type": "function", "function": {"name": "QA"}}. The description and
-    the parameters are ignored, because the server has its own.
+    the parameters of a function are ignored, because the server has its own.
+
+    Args:
+        tool: An item of the field `tools`, as the client sent it.
 
     Raises:
         PydanticCustomError: There is no name.
     """
     name = tool
     if isinstance(tool, dict):
+        # In the longer form, the name is inside of "function".
         function = tool.get("function", tool)
         name = function.get("name") if isinstance(function, dict) else None
+
     if not isinstance(name, str):
         raise PydanticCustomError("not_supported", "give a tool of this server, by its name or as a function with one")
     return name
 
 
-def _to_list(value: Any) -> Any:
-    """Return ["a"] for "a", and every other value unchanged."""
-    return [value] if isinstance(value, str) else value
+def _wrap_text_in_list(value: Any) -> Any:
+    """Return a text as a list with this text, and every other value unchanged."""
+    if isinstance(value, str):
+        return [value]
+    return value
 
 
-def _without_token_ids(value: Any) -> Any:
-    """Return an item of a list of texts unchanged. Raises PydanticCustomError for a token id or a list of these."""
+def _refuse_token_ids(value: Any) -> Any:
+    """Return an item of a list of texts unchanged, unless it is a token id or a list.
+
+    OpenAI's protocol takes token ids in place of texts. This server does not.
+
+    Raises:
+        PydanticCustomError: The item is a token id or a list.
+    """
     if isinstance(value, int | list):
         raise PydanticCustomError("not_supported", "token ids are not supported; give text")
     return value
 
 
 Texts = Annotated[
-    list[Annotated[str, BeforeValidator(_without_token_ids)]], Field(fail_fast=True), BeforeValidator(_to_list)
+    list[Annotated[str, BeforeValidator(_refuse_token_ids)]], Field(fail_fast=True), BeforeValidator(_wrap_text_in_list)
 ]
 """A text, or a list of texts. Validation stops at the first fault, since a list may have a million items."""
 
@@ -77,16 +99,16 @@ Texts = Annotated[
 class ApiRequest(BaseModel, ABC):
     """A request for texts, and the form of its answer. Each kind of request is a subclass with its own route, `path`.
 
-    A request is answered once, whole by `answer` or as a stream by the methods `stream_...`, so what a stream has to
-    remember, such as the number of its next event, is a private attribute (`PrivateAttr`).
+    A request is answered once, whole by `build_answer` or as a stream by the methods `format_stream_...`. So what a
+    stream has to remember, such as the number of its next event, is a private attribute (`PrivateAttr`).
 
     Attributes of the class:
 
     - `path`: the URL path to which it is sent.
-    - `neutral`: fields that are accepted only at the value that matches greedy decoding.
-    - `limit`: the name of the field that limits the tokens of an answer, for messages.
+    - `neutral_values`: fields that are accepted only at the value that matches greedy decoding.
+    - `limit_field`: the name of the field that limits the tokens of an answer, for messages.
     - `prompt_field`: the name of the field that holds the prompts, for messages.
-    - `passed_over`: fields that are accepted and ignored: notes of the client, and how calls would be sent to it.
+    - `ignored_fields`: fields that are accepted and ignored: notes of the client, and how calls would be sent to it.
 
     Attributes of a request, beside those of OpenAI's protocol:
 
@@ -100,7 +122,7 @@ class ApiRequest(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     path: ClassVar[str]
-    neutral: ClassVar[Mapping[str, object]] = {
+    neutral_values: ClassVar[Mapping[str, object]] = {
         "temperature": 0,
         "top_p": 1,
         "n": 1,
@@ -114,9 +136,9 @@ class ApiRequest(BaseModel, ABC):
         "response_format": {"type": "text"},
         "modalities": ["text"],
     }
-    limit: ClassVar[str] = "max_tokens"
+    limit_field: ClassVar[str] = "max_tokens"
     prompt_field: ClassVar[str] = "prompt"
-    passed_over: ClassVar[frozenset[str]] = frozenset(
+    ignored_fields: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "parallel_tool_calls"}
     )
 
@@ -126,23 +148,23 @@ class ApiRequest(BaseModel, ABC):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     seed: int | None = None
-    tools: list[Annotated[str, BeforeValidator(_to_tool_name)]] | None = Field(None, fail_fast=True)
+    tools: list[Annotated[str, BeforeValidator(_parse_tool_name)]] | None = Field(None, fail_fast=True)
     calls: Literal["apart", "in_text"] = "apart"
     max_calls: int | None = Field(None, ge=0)
     context: str = ""
 
-    _id: str = PrivateAttr(default_factory=lambda: uuid4().hex)
-    _created: int = PrivateAttr(default_factory=lambda: int(time.time()))  # seconds since 1970
+    _answer_id: str = PrivateAttr(default_factory=lambda: uuid4().hex)
+    _created_timestamp: int = PrivateAttr(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     # What the client wants
 
     @property
     @abstractmethod
-    def likeliest(self) -> int | None:
-        """How many of the likeliest tokens the client wants with each token's log p; None if it wants no log p."""
+    def likeliest_count(self) -> int | None:
+        """How many of the likeliest tokens the client wants with each token's log p. None if it wants no log p."""
 
     @property
-    def one_sentence(self) -> bool:
+    def is_one_sentence(self) -> bool:
         """Whether a text ends with its first sentence or line."""
         return False
 
@@ -152,11 +174,24 @@ class ApiRequest(BaseModel, ABC):
         return self.calls == "in_text"
 
     @abstractmethod
-    def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
-        """Return the prompts as texts, or as token ids with BOS. Raises Refused, NothingWritten."""
+    def build_prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
+        """Return the prompts as texts, or as token ids with BOS.
 
-    def withheld(self, decoder: SharedDecoder) -> frozenset[str]:
-        """Find the tools that may not be called. If the request names `tools`, these are all others.
+        Args:
+            decoder: Has the tokenizer, and knows how long a prompt may be.
+
+        Raises:
+            Refused: The model cannot take these prompts.
+            NothingWritten: A prompt is too long.
+        """
+
+    def find_withheld_tools(self, decoder: SharedDecoder) -> frozenset[str]:
+        """Find the tools that may not be called.
+
+        If the request names `tools`, these are all other tools of the server. Otherwise every tool may be called.
+
+        Args:
+            decoder: Has the tools of the server.
 
         Raises:
             Refused: The request names a tool that the server does not have.
@@ -164,43 +199,51 @@ class ApiRequest(BaseModel, ABC):
         if self.tools is None:
             return frozenset()
 
-        unknown = sorted(set(self.tools).difference(decoder.tools))
-        if unknown:
-            names = ", ".join(decoder.tools)
-            message = f"tools: this server has no {unknown[0]!r}; a request can only choose among {names}"
+        unknown_tools = sorted(set(self.tools).difference(decoder.tools_by_name))
+        if unknown_tools:
+            known_names = ", ".join(decoder.tools_by_name)
+            message = f"tools: this server has no {unknown_tools[0]!r}; a request can only choose among {known_names}"
             raise Refused(message, "tools")
-        return frozenset(decoder.tools).difference(self.tools)
+        return frozenset(decoder.tools_by_name).difference(self.tools)
 
     # How it is answered
 
     @abstractmethod
-    def answer(self, writings: Sequence[Writing]) -> dict[str, Any]:
-        """Return the whole answer, once all texts have ended. Raises the error of a text."""
+    def build_answer(self, writings: Sequence[Writing]) -> dict[str, Any]:
+        """Return the whole answer as a JSON object, once all texts have ended.
 
-    def stream_begin(self) -> bytes:
+        Raises:
+            Exception: The error that ended a text, if there was one.
+        """
+
+    def format_stream_beginning(self) -> bytes:
         """Return the events with which a stream begins."""
         return b""
 
     @abstractmethod
-    def stream_chunk(self, new: NewText) -> bytes:
-        """Return the events, one or several, that tell a client what is new in a text."""
+    def format_stream_chunk(self, new_text: NewText) -> bytes:
+        """Return the event, or several, with what is new in a text."""
 
-    def stream_error(self, error: Mapping[str, Any]) -> bytes:
-        """Return the events with which a stream ends early. `error`: the JSON object of an error, in OpenAI's form."""
-        return self.stream_event(error)
+    def format_stream_error(self, error_object: Mapping[str, Any]) -> bytes:
+        """Return the events with which a stream ends early.
+
+        Args:
+            error_object: The JSON object of an error, in OpenAI's form.
+        """
+        return self.format_stream_event(error_object)
 
     @abstractmethod
-    def stream_end(self, writings: Sequence[Writing]) -> bytes:
+    def format_stream_end(self, writings: Sequence[Writing]) -> bytes:
         """Return the events with which a stream ends, once all texts have ended."""
 
-    def stream_event(self, chunk: Mapping[str, Any]) -> bytes:
-        """Return a JSON object as a server-sent event."""
-        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+    def format_stream_event(self, json_object: Mapping[str, Any]) -> bytes:
+        """Return a JSON object as the bytes of a server-sent event, such as b'data: {"id":1}\\n\\n'."""
+        return b"data: " + orjson.dumps(json_object) + b"\n\n"
 
     # How it is read
 
     @classmethod
-    def parse(cls, body: bytes) -> Self:
+    def parse_body(cls, body: bytes) -> Self:
         """Parse the JSON body of a request.
 
         Raises:
@@ -209,7 +252,7 @@ class ApiRequest(BaseModel, ABC):
         try:
             fields = _parse_json(body)
             if isinstance(fields, dict):
-                fields = cls._with_known_values(fields)
+                fields = cls._select_effective_fields(fields)
             return cls.model_validate(fields)
         except ValidationError as error:
             raise _build_refusal(error) from error
@@ -217,50 +260,72 @@ class ApiRequest(BaseModel, ABC):
             raise Refused(f"the body is no JSON: {error}") from error
 
     @classmethod
-    def _with_known_values(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Select the fields that can change an answer and are not null.
+    def _select_effective_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Select the fields of a request that can change its answer and are not null.
 
-        A field in `neutral` is accepted only at the value at which it changes nothing, such as "temperature": 0.
+        A field in `neutral_values` is accepted only at the value at which it changes nothing, such as "temperature": 0.
+
+        Args:
+            fields: The fields of the body, as the client sent them.
 
         Raises:
-            Refused: Such a field has another value, or there are more than MOST_FIELDS fields.
+            Refused: A field in `neutral_values` has another value, or there are more than MAX_FIELDS fields.
         """
-        if len(fields) > MOST_FIELDS:
-            raise Refused(f"the body has {len(fields):,} fields; send at most {MOST_FIELDS}")
+        if len(fields) > MAX_FIELDS:
+            raise Refused(f"the body has {len(fields):,} fields; send at most {MAX_FIELDS}")
 
-        for name in cls.neutral.keys() & fields:
-            _require_neutral(name, fields[name], cls.neutral[name])
+        for field_name in cls.neutral_values.keys() & fields:
+            _require_neutral_value(field_name, fields[field_name], cls.neutral_values[field_name])
 
-        without_effect = cls._list_fields_without_effect(fields)  # those of `neutral`, and ignored ones such as "user"
-        return {name: value for name, value in fields.items() if name not in without_effect and value is not None}
+        # The fields in `neutral_values`, and ignored ones such as "user".
+        without_effect = cls._list_fields_without_effect(fields)
+
+        effective_fields = {}
+        for field_name, value in fields.items():
+            if field_name not in without_effect and value is not None:
+                effective_fields[field_name] = value
+        return effective_fields
 
     @classmethod
     def _list_fields_without_effect(cls, fields: Mapping[str, Any]) -> Set[str]:
-        """Return the names of fields that change no answer to this request."""
-        without_effect = cls.neutral.keys() | cls.passed_over
+        """Return the names of all fields that cannot change the answer to a request.
+
+        Args:
+            fields: The fields of the request. If they limit the tokens under two names, the older name has no effect.
+        """
+        without_effect = cls.neutral_values.keys() | cls.ignored_fields
         if fields.get("max_completion_tokens") is not None:
-            without_effect |= {"max_tokens"}  # if both are there, the newer name counts
+            without_effect |= {"max_tokens"}  # the older name
         return without_effect
 
 
 def _build_refusal(error: ValidationError) -> Refused:
-    """Return the error for a client, which names the first faulty field."""
-    first = error.errors(include_url=False)[0]
-    field = ".".join(map(str, first["loc"])) or "the body"
-    message = f"{field}: {first['msg']}"
-    if first["type"] == "extra_forbidden":
-        message = f"{field} is not supported; leave it out"
-    return Refused(message, field.partition(".")[0], code=first["type"])
+    """Build the error that a client gets for a request that does not validate. It names the first faulty field.
+
+    In the message, a field within others has a path, such as "messages.0.role". The error itself names the outermost
+    field, "messages". Both name "the body" if the error is of no single field.
+    """
+    first_error = error.errors(include_url=False)[0]
+    field_path = ".".join(str(part) for part in first_error["loc"]) or "the body"
+
+    if first_error["type"] == "extra_forbidden":
+        message = f"{field_path} is not supported; leave it out"
+    else:
+        message = f"{field_path}: {first_error['msg']}"
+
+    top_field, _, _ = field_path.partition(".")
+    return Refused(message, top_field, code=first_error["type"])
 
 
-def _require_neutral(param: str, value: Any, neutral: object) -> None:
-    """Check that a field is null, or has the value that changes nothing.
+def _require_neutral_value(field_name: str, value: Any, neutral_value: object) -> None:
+    """Check that a field is null, or has the value at which it changes nothing.
 
-    True does not count as 1 here, nor False as 0.
+    True does not count as 1 here, nor False as 0, though they are equal in Python.
 
     Args:
-        param: The name of the field.
-        neutral: The value that matches greedy decoding.
+        field_name: The name of the field.
+        value: The value that the client sent.
+        neutral_value: The value that matches greedy decoding, such as 0 for "temperature".
 
     Raises:
         Refused: The field has another value.
@@ -268,117 +333,157 @@ def _require_neutral(param: str, value: Any, neutral: object) -> None:
     if value is None:
         return
 
-    is_same_kind = isinstance(value, bool) == isinstance(neutral, bool)
-    if value != neutral or not is_same_kind:
-        raise Refused(f"{param}: {value!r} is not supported; leave it out, or give {neutral!r}", param)
+    is_same_kind = isinstance(value, bool) == isinstance(neutral_value, bool)
+    if value != neutral_value or not is_same_kind:
+        raise Refused(f"{field_name}: {value!r} is not supported; leave it out, or give {neutral_value!r}", field_name)
 
 
 def _parse_json(body: bytes) -> Any:
-    """Parse a JSON text.
+    """Parse a JSON text, even if it has an escaped half of a surrogate pair, which becomes U+FFFD.
 
-    Half a surrogate pair becomes U+FFFD. It is left over when a client cuts a text in two.
+    Such a half, as "\\ud83d", is left over when a client cuts a text within an emoji.
 
     Raises:
         ValueError: The text is not JSON.
     """
     try:
-        return orjson.loads(body)
+        return orjson.loads(body)  # refuses half a surrogate pair
     except ValueError:
-        if SURROGATE not in body.lower():
+        may_have_half_pair = SURROGATE_ESCAPE_PREFIX in body.lower()
+        if not may_have_half_pair:
             raise
-        return read_json(body.decode())
+        return parse_json_text(body.decode())
 
 
-def build_text_requests(request: ApiRequest, model: str, decoder: SharedDecoder) -> list[TextRequest]:
+def build_text_requests(api_request: ApiRequest, model_name: str, decoder: SharedDecoder) -> list[TextRequest]:
     """Build a `TextRequest` for each prompt of a client's request, within the limits of the server.
 
     Args:
-        model: The name of the server's model.
+        api_request: What the client wants.
+        model_name: The name of the server's model.
+        decoder: Has the settings, the tools and the tokenizer of the server.
 
     Raises:
         Refused: The request asks for something that the server does not have or allow.
         NothingWritten: A prompt is too long.
     """
-    _require_supported(request, model, decoder)
+    _require_supported(api_request, model_name, decoder)
 
-    without_prompt = TextRequest(
+    # All texts of a request differ only in the prompt.
+    request_without_prompt = TextRequest(
         prompt="",
-        max_new_tokens=_choose_max_new_tokens(request, decoder),
-        calls=_choose_max_calls(request, decoder),
-        context=request.context,
-        one_sentence=request.one_sentence,
-        withheld=request.withheld(decoder),
-        stop=tuple(request.stop or ()),
-        likeliest=request.likeliest,
+        max_new_tokens=_choose_max_new_tokens(api_request, decoder),
+        max_calls=_choose_max_calls(api_request, decoder),
+        context=api_request.context,
+        is_one_sentence=api_request.is_one_sentence,
+        withheld_tools=api_request.find_withheld_tools(decoder),
+        stop_words=tuple(api_request.stop or ()),
+        likeliest_count=api_request.likeliest_count,
     )
 
-    return [replace(without_prompt, prompt=prompt) for prompt in request.prompts(decoder)]
+    prompts = api_request.build_prompts(decoder)
+    return [replace(request_without_prompt, prompt=prompt) for prompt in prompts]
 
 
-def _choose_max_new_tokens(request: ApiRequest, decoder: SharedDecoder) -> int:
-    """Return how many tokens a text of a request may have. Raises Refused if the client asks for too many."""
-    decoding = decoder.settings.decoding
-    serving = decoder.settings.serving
-    usual = decoding.max_new_tokens if request.one_sentence else serving.max_tokens
-    return _choose_limit(request.limit, request.max_tokens, usual=usual, most=serving.max_tokens)
+def _choose_max_new_tokens(api_request: ApiRequest, decoder: SharedDecoder) -> int:
+    """Choose how many tokens each text of a request may have.
+
+    Without a limit of the client, a text of one sentence gets that of the decoding settings, and any other text the
+    largest limit that the server allows.
+
+    Raises:
+        Refused: The client asks for more tokens than the server allows.
+    """
+    max_limit = decoder.settings.serving.max_tokens
+    default_limit = decoder.settings.decoding.max_new_tokens if api_request.is_one_sentence else max_limit
+    return _choose_limit(
+        api_request.limit_field, api_request.max_tokens, default_limit=default_limit, max_limit=max_limit
+    )
 
 
-def _choose_max_calls(request: ApiRequest, decoder: SharedDecoder) -> int:
-    """Return how many calls a text of a request may have. Raises Refused if the client asks for too many."""
+def _choose_max_calls(api_request: ApiRequest, decoder: SharedDecoder) -> int:
+    """Choose how many calls each text of a request may have.
+
+    Raises:
+        Refused: The client asks for more calls than the server allows.
+    """
     settings = decoder.settings
-    return _choose_limit("max_calls", request.max_calls, usual=settings.decoding.calls, most=settings.serving.calls)
+    return _choose_limit(
+        "max_calls", api_request.max_calls, default_limit=settings.decoding.calls, max_limit=settings.serving.calls
+    )
 
 
-def _require_supported(request: ApiRequest, model: str, decoder: SharedDecoder) -> None:
+def _require_supported(api_request: ApiRequest, model_name: str, decoder: SharedDecoder) -> None:
     """Check that the server can answer a request.
 
     Raises:
-        Refused: The request asks for another model, for logprobs of a text with calls, or has bad stop words or an
-            unusable context.
+        Refused: The request asks for another model, or for log probabilities of a text with calls in it, or it has bad
+            stop words or a context that the tools cannot read.
     """
-    require_model(request.model, model)
+    require_model(api_request.model, model_name)
 
-    wants_logprobs = request.likeliest is not None
-    if wants_logprobs and request.has_calls_in_text:
+    wants_logprobs = api_request.likeliest_count is not None
+    if wants_logprobs and api_request.has_calls_in_text:
         raise Refused("logprobs are those of the text without calls; leave `calls` out", "logprobs")
 
-    _require_stop_words(request.stop or ())
-    fault = find_context_fault(request.context, decoder.tools.values())  # None if the tools can read it
-    if fault is not None:
-        raise Refused(f"context: {fault}", "context")
+    _require_valid_stop_words(api_request.stop or ())
+
+    context_fault = find_context_fault(api_request.context, decoder.tools_by_name.values())
+    if context_fault is not None:
+        raise Refused(f"context: {context_fault}", "context")
 
 
-def require_model(requested: str, model: str) -> None:
-    """Raise Refused if the model that a client requests is not `model`, the one of this server."""
-    if requested != model:
-        message = f"there is no model {requested!r}; this server has {model!r}"
-        raise Refused(message, "model", status=404, code="model_not_found")
+def require_model(requested_name: str, served_name: str) -> None:
+    """Check that a client requests the model of this server.
+
+    Args:
+        requested_name: The name of the model that the client requests.
+        served_name: The name of the server's model.
+
+    Raises:
+        Refused: The names differ. The HTTP status is 404.
+    """
+    if requested_name != served_name:
+        message = f"there is no model {requested_name!r}; this server has {served_name!r}"
+        raise Refused(message, "model", status_code=404, code="model_not_found")
 
 
-def _require_stop_words(words: Sequence[str]) -> None:
-    """Raise Refused for empty stop words, and for too many or too long ones: each token is followed by a search."""
-    if "" in words:
+def _require_valid_stop_words(stop_words: Sequence[str]) -> None:
+    """Check that stop words are not empty, not too many and not too long.
+
+    They are limited because after each token the whole text is searched for each of them.
+
+    Raises:
+        Refused: A stop word is empty, or there are more than MAX_STOP_WORDS, or one is longer than
+            MAX_STOP_WORD_CHARACTERS.
+    """
+    if "" in stop_words:
         raise Refused("stop: a stop word has at least one character", "stop")
-    longest = max(map(len, words), default=0)
-    if len(words) > MOST_STOP_WORDS or longest > LONGEST_STOP_WORD:
-        message = f"stop: at most {MOST_STOP_WORDS} words of at most {LONGEST_STOP_WORD} characters; give fewer"
+
+    max_length = max((len(stop_word) for stop_word in stop_words), default=0)
+    if len(stop_words) > MAX_STOP_WORDS or max_length > MAX_STOP_WORD_CHARACTERS:
+        message = f"stop: at most {MAX_STOP_WORDS} words of at most {MAX_STOP_WORD_CHARACTERS} characters; give fewer"
         raise Refused(message, "stop")
 
 
-def _choose_limit(param: str, value: int | None, *, usual: int, most: int) -> int:
-    """Choose a limit: the one that the client has set, otherwise the usual one.
+def _choose_limit(field_name: str, requested_limit: int | None, *, default_limit: int, max_limit: int) -> int:
+    """Choose a limit: the client's own if it has set one, otherwise the default.
 
     Args:
-        param: The name of the field with the client's limit.
-        value: The client's limit, or None.
-        usual: The limit without one of the client. It is lowered to `most` if necessary.
-        most: The largest limit that the server allows.
+        field_name: The name of the field with the client's limit, for the message.
+        requested_limit: The client's limit, or None.
+        default_limit: The limit if the client has set none. It is lowered to `max_limit` if necessary.
+        max_limit: The largest limit that the server allows.
 
     Raises:
         Refused: The client's limit is too large.
     """
-    if value is None:
-        return min(usual, most)
-    if value > most:
-        raise Refused(f"{param}: {value} is above the {most} that this server allows; ask for less", param)
-    return value
+    if requested_limit is None:
+        return min(default_limit, max_limit)
+
+    if requested_limit > max_limit:
+        raise Refused(
+            f"{field_name}: {requested_limit} is above the {max_limit} that this server allows; ask for less",
+            field_name,
+        )
+    return requested_limit

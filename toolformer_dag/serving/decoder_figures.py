@@ -8,7 +8,9 @@ from toolformer_dag.decoding.generation import Generation
 
 
 class DecoderFigures:
-    """The counts of one server; `registry` holds its own Prometheus metrics alone.
+    """The counts of one server, as metrics for Prometheus.
+
+    `registry` holds the metrics of this server alone.
 
     | metric | labels |
     |---|---|
@@ -21,44 +23,60 @@ class DecoderFigures:
     def __init__(self) -> None:
         """Register the metrics of a server, without any counts yet."""
         self.registry = CollectorRegistry()
-        # path: as "/v1/completions". status: the HTTP status.
-        self._requests = Counter(
+
+        # path: such as "/v1/completions". status: the HTTP status.
+        self._request_counter = Counter(
             "toolformer_requests", "Requests, by status.", ["path", "status"], registry=self.registry
         )
+
         # state: "open" for all texts, and of these "waiting" for a batch or "calling" a tool.
-        self._texts = Gauge(
+        self._text_gauge = Gauge(
             "toolformer_texts", "Texts now: open; waiting, calling among them.", ["state"], registry=self.registry
         )
+
         # kind: "prompt" or "written".
-        self._tokens = Counter("toolformer_tokens", "Tokens of finished texts.", ["kind"], registry=self.registry)
+        self._token_counter = Counter(
+            "toolformer_tokens", "Tokens of finished texts.", ["kind"], registry=self.registry
+        )
+
         # tool: its name. got: "result", "lost" (the tool did not answer) or "none" (it had no result).
-        self._calls = Histogram(
+        self._call_seconds_histogram = Histogram(
             "toolformer_call_seconds", "Seconds that texts waited.", ["tool", "got"], registry=self.registry
         )
 
-    def show_texts(self, texts_by_state: Mapping[str, Collection[object]]) -> None:
-        """Report the size of each collection, by state, as it is whenever the metrics are read."""
+    def register_text_gauges(self, texts_by_state: Mapping[str, Collection[object]]) -> None:
+        """Report how many texts are in each state.
+
+        Args:
+            texts_by_state: The texts by state, such as "open". The metrics show the size that each collection has
+                whenever they are read, so the collections may change.
+        """
         for state, texts in texts_by_state.items():
-            self._texts.labels(state).set_function(texts.__len__)
+            # A method of the collection, which is called again at each reading.
+            self._text_gauge.labels(state).set_function(texts.__len__)
 
-    def count_request(self, path: str, status: int) -> None:
+    def count_request(self, path: str, status_code: int) -> None:
         """Count an answered request."""
-        self._requests.labels(path, status).inc()
+        self._request_counter.labels(path, status_code).inc()
 
-    def count_text(self, prompt_tokens: int, generation: Generation) -> None:
+    def count_text(self, prompt_token_count: int, generation: Generation) -> None:
         """Count the tokens of a finished text."""
-        self._tokens.labels("prompt").inc(prompt_tokens)
-        self._tokens.labels("written").inc(generation.tokens)
+        self._token_counter.labels("prompt").inc(prompt_token_count)
+        self._token_counter.labels("written").inc(generation.token_count)
 
-    def count_call(self, tool: str, seconds: float, *, has_result: bool, lost: bool) -> None:
+    def count_call(self, tool_name: str, seconds: float, *, has_result: bool, is_lost: bool) -> None:
         """Count an answered call and the seconds that its text waited for it.
 
-        `lost`: the tool gave no answer at all, for example within its time limit.
+        Args:
+            tool_name: The name of the tool.
+            seconds: How long the text waited.
+            has_result: Whether the call has a result.
+            is_lost: Whether the tool gave no answer at all, for example because its time limit was over.
         """
         if has_result:
             got = "result"
-        elif lost:
+        elif is_lost:
             got = "lost"
         else:
             got = "none"
-        self._calls.labels(tool, got).observe(seconds)
+        self._call_seconds_histogram.labels(tool_name, got).observe(seconds)

@@ -4,114 +4,147 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from toolformer_dag.decoding.greedy import BATCH_TOKENS
-from toolformer_dag.decoding.token_choice import write_tokens
+from toolformer_dag.decoding.greedy import MAX_BATCH_TOKENS
+from toolformer_dag.decoding.token_choice import write_next_tokens
 from toolformer_dag.decoding.written_text import WrittenText
 from toolformer_dag.model.backend import Backend, GreedyRows
 from toolformer_dag.serving.writings import Writing
 
 
 class BatchSize(NamedTuple):
-    """The memory of a batch: the largest number of its texts so far, times the length that the longest may reach.
+    """The size of a batch in the model's memory, as texts times tokens per text.
 
-    - `texts`: the largest number of texts that it had at once.
-    - `longest`: the maximum number of tokens of one of them.
+    Attributes:
+        text_count: The largest number of texts that the batch had at once so far.
+        max_text_tokens: How many tokens the longest of them may reach.
     """
 
-    texts: int = 0
-    longest: int = 0
+    text_count: int = 0
+    max_text_tokens: int = 0
 
     @property
-    def tokens(self) -> int:
-        """The number of tokens, padding included, whose keys and values the batch holds in memory."""
-        return self.texts * self.longest
+    def token_count(self) -> int:
+        """The number of tokens for which the batch holds keys and values in memory, padding included."""
+        return self.text_count * self.max_text_tokens
 
 
 @dataclass(eq=False, slots=True)
 class TextBatch:
-    """Texts that are decoded together.
+    """Texts that the model decodes together, each as one row.
 
-    - `rows`: the texts as rows of the model's batch; None before the first step.
-    - `writings`: the clients' texts of these rows, in the same order.
-    - `joining`: the texts that get a row with the next step.
-    - `size`: its memory, which does not shrink when texts leave.
+    Attributes:
+        rows: The texts as rows of the model's batch. None before the first step.
+        writings: The clients' texts of these rows, in the same order.
+        joining_writings: The texts that get a row with the next step.
+        size: Its memory, which does not shrink when texts leave.
     """
 
     rows: GreedyRows | None = None
     writings: list[Writing] = field(default_factory=list)
-    joining: list[Writing] = field(default_factory=list)
+    joining_writings: list[Writing] = field(default_factory=list)
     size: BatchSize = field(default_factory=BatchSize)
 
-    def size_with(self, text: WrittenText) -> BatchSize:
-        """Return the size that the batch would have with `text` in addition."""
-        texts = len(self.writings) + len(self.joining) + 1
-        return BatchSize(max(self.size.texts, texts), max(self.size.longest, text.most_tokens))
+    def compute_size_with(self, written_text: WrittenText) -> BatchSize:
+        """Return the size that the batch would have with one more text, which is never less than it has now."""
+        text_count = len(self.writings) + len(self.joining_writings) + 1
+        return BatchSize(
+            text_count=max(self.size.text_count, text_count),
+            max_text_tokens=max(self.size.max_text_tokens, written_text.max_tokens_until_prefill),
+        )
 
-    def can_take(self, text: WrittenText, backend: Backend, free_tokens: int) -> bool:
-        """Return whether a text can join. `free_tokens`: how many tokens memory still has room for."""
-        size = self.size_with(text)
-        has_free_row = size.texts <= backend.greedy_rows  # the largest number of rows of a batch
-        # With padding to the longest text, other texts could exceed the model's context: that text gets its own batch.
-        fits_context = size.longest <= backend.context_length
-        fits_memory = size.tokens - self.size.tokens <= free_tokens
+    def can_take_text(self, written_text: WrittenText, backend: Backend, free_token_count: int) -> bool:
+        """Return whether a text can join the batch.
+
+        Args:
+            written_text: The text.
+            backend: The model, which limits the rows of a batch and the length of its texts.
+            free_token_count: For how many more tokens there is room in memory.
+        """
+        new_size = self.compute_size_with(written_text)
+        has_free_row = new_size.text_count <= backend.max_greedy_rows
+
+        # All texts are padded to the longest one. If that outgrew the model's context, the others would too.
+        fits_context = new_size.max_text_tokens <= backend.context_length
+
+        added_token_count = new_size.token_count - self.size.token_count
+        fits_memory = added_token_count <= free_token_count
         return has_free_row and fits_context and fits_memory
 
-    def join(self, writing: Writing) -> None:
+    def add_writing(self, writing: Writing) -> None:
         """Add a text, which gets its row with the next step."""
-        self.size = self.size_with(writing.text)
-        self.joining.append(writing)
+        self.size = self.compute_size_with(writing.written_text)
+        self.joining_writings.append(writing)
 
-    def step(self, backend: Backend) -> list[Writing]:
-        """Write one token of each text, after starting the texts that join.
+    def write_next_tokens(self, backend: Backend) -> list[Writing]:
+        """Write one more token of each text in the batch.
+
+        The texts that join get their rows first.
 
         Returns:
-            The texts that left the batch: they ended, wait for a tool, or must be prefilled again.
+            The texts that left the batch. They have ended, wait for a tool, or must be read by the model again.
 
         Raises:
             Exception: Any error of the model, such as too little memory.
         """
-        rows = self._prefill_joining(backend)  # also moves the joining texts to `writings`
-        write_tokens(rows, [writing.text for writing in self.writings])  # row i belongs to `writings[i]`
+        # This also moves the joining texts to `writings`. Row i belongs to `writings[i]`.
+        rows = self._prefill_joining_texts(backend)
+        write_next_tokens(rows, [writing.written_text for writing in self.writings])
 
-        left = [writing for writing in self.writings if not writing.text.is_writing]
-        self.writings = [writing for writing in self.writings if writing.text.is_writing]
-        return left
+        remaining_writings = []
+        writings_that_left = []
+        for writing in self.writings:
+            if writing.written_text.is_writing:
+                remaining_writings.append(writing)
+            else:
+                writings_that_left.append(writing)
 
-    def _prefill_joining(self, backend: Backend) -> GreedyRows:
-        """Compute the prefixes of the joining texts, and add the texts to the batch.
+        self.writings = remaining_writings
+        return writings_that_left
+
+    def _prefill_joining_texts(self, backend: Backend) -> GreedyRows:
+        """Let the model read the tokens of the joining texts (the prefill), and give each of them a row.
 
         Returns:
             The rows of the batch. Row i belongs to `writings[i]`, because both grow at the end.
         """
-
-        prefixes = [writing.text.get_tokens_to_prefill() for writing in self.joining]
+        token_sequences = [writing.written_text.get_tokens_to_prefill() for writing in self.joining_writings]
         if self.rows is None:
-            self.rows = backend.greedy(prefixes)
-        elif prefixes:
-            self.rows.add(prefixes)
-        for writing in self.joining:
-            writing.text.start_writing()
-        self.writings = self.writings + self.joining
-        self.joining = []  # they have rows now
+            self.rows = backend.start_greedy_rows(token_sequences)
+        elif token_sequences:
+            self.rows.add_sequences(token_sequences)
 
+        for writing in self.joining_writings:
+            writing.written_text.start_writing()
+
+        # They have rows now.
+        self.writings = self.writings + self.joining_writings
+        self.joining_writings = []
         return self.rows
 
 
-def choose_batch(text: WrittenText, open_batches: Sequence[TextBatch], backend: Backend) -> TextBatch | None:
+def choose_batch(written_text: WrittenText, open_batches: Sequence[TextBatch], backend: Backend) -> TextBatch | None:
     """Choose a batch that a text can join.
 
-    All batches together hold at most BATCH_TOKENS tokens. Only a text that is alone may exceed this.
+    All batches together hold at most MAX_BATCH_TOKENS tokens in memory. Only a text that is alone may exceed this.
+
+    Args:
+        written_text: The text.
+        open_batches: The batches that are being decoded.
+        backend: The model.
 
     Returns:
-        An open batch, or a new one, which the caller adds to the open ones. None if memory has no room now.
+        The first open batch that can take the text, or a new one, which the caller adds to the open ones. None if
+        memory has no room for the text now.
     """
+    held_token_count = sum(batch.size.token_count for batch in open_batches)
+    free_token_count = MAX_BATCH_TOKENS - held_token_count
 
-    held_tokens = sum(batch.size.tokens for batch in open_batches)
-    free_tokens = BATCH_TOKENS - held_tokens
     for batch in open_batches:
-        if batch.can_take(text, backend, free_tokens):
+        if batch.can_take_text(written_text, backend, free_token_count):
             return batch
 
-    if open_batches and text.most_tokens > free_tokens:
-        return None
-    return TextBatch()
+    is_alone = not open_batches
+    fits_memory = written_text.max_tokens_until_prefill <= free_token_count
+    if is_alone or fits_memory:
+        return TextBatch()
+    return None

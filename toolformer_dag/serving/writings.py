@@ -13,17 +13,27 @@ from toolformer_dag.files import UserError
 
 
 class Busy(UserError):
-    """Too many texts are open to begin another one. `seconds`: after how long to try again."""
+    """Too many texts are open to begin another one.
 
-    def __init__(self, seconds: int) -> None:
-        super().__init__(f"too many texts wait here; ask again in {seconds} s")
-        self.seconds = seconds
+    Attributes:
+        retry_seconds: After how many seconds the client may try again.
+    """
+
+    def __init__(self, retry_seconds: int) -> None:
+        """Build the error, with a message that says when to try again."""
+        super().__init__(f"too many texts wait here; ask again in {retry_seconds} s")
+        self.retry_seconds = retry_seconds
 
 
 class NothingWritten(UserError):
-    """A prompt that cannot be completed. `reason`: `does_not_fit` or `empty_prompt`, as in `Generation`."""
+    """A prompt cannot be completed.
+
+    Attributes:
+        reason: `does_not_fit` or `empty_prompt`, as in `Generation`.
+    """
 
     def __init__(self, reason: str) -> None:
+        """Build the error, with a message that says what to do about the reason."""
         super().__init__(explain_nothing_written(reason))
         self.reason = reason
 
@@ -32,30 +42,37 @@ class NothingWritten(UserError):
 class TextRequest:
     """A client's request to complete a prompt, as `generate` does.
 
-    - `prompt`: a text, or its token ids with BOS.
-    - `context`: the date for the calendar, as 2023-01-30.
-    - The other fields replace those of the server's DecodingRules, where they are explained.
+    Attributes:
+        prompt: A text, or its token ids with BOS.
+        max_new_tokens: The maximum number of tokens outside calls.
+        max_calls: The maximum number of positions in the text at which calls are made.
+        context: The date for the calendar, as 2023-01-30.
+        is_one_sentence: Whether the text ends with its first sentence or line.
+        withheld_tools: The names of the tools that may not be called.
+        stop_words: Words before which the text ends, if they occur outside calls.
+        likeliest_count: How many of the likeliest tokens are kept with log p for each token outside calls. None if log
+            p is not kept at all.
     """
 
     prompt: str | Sequence[int]
     max_new_tokens: int
-    calls: int
+    max_calls: int
     context: str = ""
-    one_sentence: bool = False
-    withheld: frozenset[str] = frozenset()
-    stop: tuple[str, ...] = ()
-    likeliest: int | None = None
+    is_one_sentence: bool = False
+    withheld_tools: frozenset[str] = frozenset()
+    stop_words: tuple[str, ...] = ()
+    likeliest_count: int | None = None
 
-    def rules(self, rules: DecodingRules) -> DecodingRules:
+    def apply_to_rules(self, server_rules: DecodingRules) -> DecodingRules:
         """Return a copy of the server's rules with the limits of this request."""
         return replace(
-            rules,
+            server_rules,
             max_new_tokens=self.max_new_tokens,
-            calls=self.calls,
-            withheld=self.withheld,
-            one_sentence=self.one_sentence,
-            stop=self.stop,
-            likeliest=self.likeliest,
+            max_call_positions=self.max_calls,
+            withheld_tool_names=self.withheld_tools,
+            ends_after_one_sentence=self.is_one_sentence,
+            stop_words=self.stop_words,
+            likeliest_token_count=self.likeliest_count,
         )
 
 
@@ -63,58 +80,76 @@ class TextRequest:
 class AnsweredCall:
     """A call with its answer.
 
-    - `call`: the call with its result, or the reason why it has none.
-    - `seconds`: how long its text waited for the answer.
-    - `text_offset`: the number of characters before it in the text with calls.
-    - `plain_offset`: the number of characters before it in the text without calls.
+    Attributes:
+        decoded_call: The call with its result, or the reason why it has none.
+        waited_seconds: How long its text waited for the answer.
+        text_offset: The number of characters before it in the text with calls.
+        plain_offset: The number of characters before it in the text without calls.
     """
 
-    call: DecodedCall
-    seconds: float
+    decoded_call: DecodedCall
+    waited_seconds: float
     text_offset: int
     plain_offset: int
 
 
 class Writing:
-    """A text of a client, from its request to its end.
+    """A text that is written for a client, from its request to its end.
 
-    The decoding thread changes it. Other threads read it once `done` has a result, or in `watch`.
+    The decoding thread changes it. Other threads read it once `generation_future` has a result, or once they have got a
+    piece of the text.
 
-    - `text`: the text with its state.
-    - `prompt_token_count`: the number of tokens of its prompt.
-    - `done`: the future of the Generation, or of the error that ended the text.
-    - `calls`: the calls that were answered so far.
-    - `began`: when the request came.
-    - `call_began`: when the text began to wait for its last call; 0 before the first.
-    - `call_deadline`: until when it waits for that call. These three by `time.monotonic`.
+    Attributes:
+        text_request: What the client wants.
+        written_text: The text with its state.
+        prompt_token_count: The number of tokens of its prompt.
+        generation_future: The future of the Generation, or of the error that ended the text.
+        answered_calls: The calls that were answered so far.
+        began_at: When the request came, by `time.monotonic` like the other two times.
+        call_began_at: When the text began to wait for its last call. 0 before the first.
+        call_deadline: Until when it waits for that call.
     """
 
     def __init__(
-        self, request: TextRequest, rules: DecodingRules, prompt_tokens: Sequence[int], watch: "Watch | None"
+        self,
+        text_request: TextRequest,
+        server_rules: DecodingRules,
+        prompt_token_ids: Sequence[int],
+        on_piece: "PieceCallback | None",
     ) -> None:
         """Prepare a text that is to be written after a prompt.
 
         Args:
-            rules: The server's rules of decoding. The limits of `request` are added to them.
-            watch: Called in the decoding thread with this object and each piece of text as it is decoded.
+            text_request: What the client wants.
+            server_rules: The server's rules of decoding. The limits of `text_request` take the place of theirs.
+            prompt_token_ids: The token ids of the prompt, with BOS.
+            on_piece: Called in the decoding thread with this object and each piece of text as it is decoded.
         """
-        if watch is not None:
-            rules = replace(rules, watch=partial(watch, self))  # only called once the text is being decoded
+        rules = text_request.apply_to_rules(server_rules)
+        if on_piece is not None:
+            # The watcher is only called once the text is being decoded, when this object is complete.
+            rules = replace(rules, watch_piece=partial(on_piece, self))
 
-        self.request = request
-        self.prompt_token_count = len(prompt_tokens)
-        self.text = WrittenText(request.rules(rules), prompt_tokens, context=request.context)
-        self.done: Future[Generation] = Future()  # gets the finished text, or the error that ended it
-        self.began = time.monotonic()
+        self.text_request = text_request
+        self.prompt_token_count = len(prompt_token_ids)
+        self.written_text = WrittenText(rules, prompt_token_ids, tool_context=text_request.context)
+        self.generation_future: Future[Generation] = Future()  # gets the finished text, or the error that ended it
+        self.began_at = time.monotonic()
 
-        # The decoding thread changes these:
-        self.calls: list[AnsweredCall] = []  # the calls that were answered so far
-        self.call_began = 0.0  # when the text began to wait for its last call; 0 before the first
-        self.call_deadline = 0.0  # until when it waits for this call
+        # The decoding thread changes these with each call.
+        self.answered_calls: list[AnsweredCall] = []
+        self.call_began_at = 0.0
+        self.call_deadline = 0.0
 
-    def seconds_for_tools(self, limit: float) -> float:
-        """Return how many of `limit` seconds are left for waiting for tools; 0 or less if none are."""
-        return limit - sum(call.seconds for call in self.calls)
+    def compute_tool_seconds_left(self, max_tool_seconds: float) -> float:
+        """Compute how long the text may still wait for tools. This is 0 or less if no time is left.
+
+        Args:
+            max_tool_seconds: How many seconds it may wait for all its calls together.
+        """
+        waited_seconds = sum(call.waited_seconds for call in self.answered_calls)
+        return max_tool_seconds - waited_seconds
 
 
-Watch = Callable[[Writing, WrittenPiece], None]
+PieceCallback = Callable[[Writing, WrittenPiece], None]
+"""A function that gets each piece of a text as it is decoded, with the text to which it belongs."""

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from toolformer_dag.settings.setting_types import SettingsTable
 
-BARRED = re.compile(r'["()\x00-\x1f\x7f\x85\u2028\u2029]')
-"""Signs that no marker may hold: quotes and parentheses, which end the input of a call, and ends of lines."""
+FORBIDDEN_CHARACTERS_PATTERN = re.compile(r'["()\x00-\x1f\x7f\x85\u2028\u2029]')
+"""Characters that no marker may hold: quotes and parentheses, which end the input of a call, and ends of lines."""
 
 
 class CallMarkers(SettingsTable):
@@ -23,10 +23,15 @@ class CallMarkers(SettingsTable):
     end: str = Field("]", description="What closes a call.")
 
     @model_validator(mode="after")
-    def _can_be_read(self) -> Self:
-        """Refuse markers between which a call could not be found again in a text."""
+    def _require_readable_markers(self) -> Self:
+        """Check that a call between these markers could be found again in a text.
+
+        Raises:
+            ValueError: A marker is blank, has a forbidden character, has white space in the wrong place, or is a part
+                of another marker.
+        """
         for name, marker in self:
-            if not marker.strip() or BARRED.search(marker):
+            if not marker.strip() or FORBIDDEN_CHARACTERS_PATTERN.search(marker):
                 raise ValueError(f"{name} = {marker!r} must be visible, in one line, without quotes and parentheses")
         if self.begin != self.begin.rstrip() or self.end != self.end.strip():
             raise ValueError("white space may only stand before `begin` and around `arrow`; remove it elsewhere")
@@ -34,11 +39,16 @@ class CallMarkers(SettingsTable):
         return self
 
     def _refuse_nested_markers(self) -> None:
-        """Raise ValueError if a marker is a part of another one."""
-        for (name, marker), (other_name, other) in permutations(self, 2):
-            if marker.strip() in other:
+        """Check that no marker is a part of another one.
+
+        Raises:
+            ValueError: A marker is a part of another one.
+        """
+        # The model yields its fields as pairs: ("begin", " ["), ("arrow", " -> "), ("end", "]").
+        for (name, marker), (other_name, other_marker) in permutations(self, 2):
+            if marker.strip() in other_marker:  # also if they differ in white space at the ends
                 raise ValueError(
-                    f"{name} = {marker!r} stands in {other_name} = {other!r}; take markers that hold no other"
+                    f"{name} = {marker!r} stands in {other_name} = {other_marker!r}; take markers that hold no other"
                 )
 
 

@@ -115,18 +115,27 @@ class CorpusSettings(SettingsTable):
         "share 13 words in a row with them are not used.",
     )
 
-    def under(self, root: Path) -> Self:
-        """Return the table with absolute paths of the benchmark files. Shards are found from `root` later."""
-        return self.model_copy(update={"decontaminate": tuple(root / path for path in self.decontaminate)})
+    def with_absolute_paths(self, root: Path) -> Self:
+        """Return a copy with absolute paths of the benchmark files. The paths of shards are made absolute later.
+
+        Args:
+            root: The folder from which relative paths count.
+        """
+        benchmark_paths = tuple(root / path for path in self.decontaminate)
+        return self.model_copy(update={"decontaminate": benchmark_paths})
 
     @property
-    def named(self) -> bool:
-        """Return whether the settings name a corpus; without one, the synthetic small web is used."""
+    def has_source(self) -> bool:
+        """Whether the settings name a corpus. Otherwise the synthetic small web is used."""
         return bool(self.shards or self.hub)
 
     @model_validator(mode="after")
-    def _one_source(self) -> "CorpusSettings":
-        """Raise ValueError where two sources of documents are given."""
+    def _require_single_source(self) -> "CorpusSettings":
+        """Check that at most one source of documents is named.
+
+        Raises:
+            ValueError: Both `shards` and `hub` are set.
+        """
         if self.hub and self.shards:
             raise ValueError("`shards` and `hub` are both given; remove one of them")
         return self

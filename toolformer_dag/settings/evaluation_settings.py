@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from toolformer_dag.settings.model_settings import resolve_folder_or_id
+from toolformer_dag.settings.model_settings import resolve_model_name
 from toolformer_dag.settings.setting_types import AsBefore, LocalPath, SettingsTable
 
 
@@ -42,7 +42,7 @@ class DecodingSettings(SettingsTable):
     max_new_tokens: int = Field(64, ge=1, description="Maximum tokens of an answer.")
 
 
-OF_CALLS = ("k", "calls", "depth", "tools", "min_probability")
+CALL_DECODING_KEYS = ("k", "calls", "depth", "tools", "min_probability")
 """The keys of `[decoding]` that texts without calls (k = 0) do not depend on: their stored answers stay."""
 
 
@@ -58,19 +58,23 @@ class EvaluatedModel(SettingsTable):
         False, description="Whether it is asked with tools too, as a Toolformer of another size is for Figure 4."
     )
 
-    def under(self, root: Path) -> Self:
-        """Return the model with an absolute path if its name is one; an id stays as it is."""
-        return self.model_copy(update={"name": resolve_folder_or_id(root, self.name)})
+    def with_absolute_paths(self, root: Path) -> Self:
+        """Return a copy in which `name` is absolute if it is the path of a folder or file.
+
+        Args:
+            root: The folder from which a relative path counts.
+        """
+        return self.model_copy(update={"name": resolve_model_name(root, self.name)})
 
 
-def _as_table(value: object) -> object:
-    """Return a model that is written as its name only as a table."""
+def _convert_name_to_table(value: object) -> object:
+    """Convert a model that is written as its name alone to a table: {"name": "gpt2"} for "gpt2"."""
     return {"name": value} if isinstance(value, str) else value
 
 
-EVALUATED = ("base", "base + C", "Toolformer", "Toolformer (disabled)", "no model")
+EVALUATED_MODEL_NAMES = ("base", "base + C", "Toolformer", "Toolformer (disabled)", "no model")
 """Names, in tables, of the models that are always measured; those of further seeds follow: "Toolformer (seed 1)"."""
-SEED = re.compile(r" \(seed \d+\)")
+SEED_SUFFIX_PATTERN = re.compile(r" \(seed \d+\)")
 
 
 class EvaluationSettings(SettingsTable):
@@ -107,7 +111,7 @@ class EvaluationSettings(SettingsTable):
     )
     models: dict[
         str,
-        Annotated[EvaluatedModel, BeforeValidator(_as_table)],
+        Annotated[EvaluatedModel, BeforeValidator(_convert_name_to_table)],
     ] = Field(
         default_factory=dict,
         description="Further models that answer the same questions, by the name that the tables show.",
@@ -115,16 +119,29 @@ class EvaluationSettings(SettingsTable):
 
     @field_validator("models")
     @classmethod
-    def _other_names(cls, models: dict[str, EvaluatedModel]) -> dict[str, EvaluatedModel]:
-        """Refuse names under which tables show other models."""
-        taken = sorted(name for name in models if SEED.sub("", name) in EVALUATED)
-        if taken:
-            raise ValueError(f"{', '.join(taken)}: these names are taken; name the model otherwise")
+    def _refuse_taken_names(cls, models: dict[str, EvaluatedModel]) -> dict[str, EvaluatedModel]:
+        """Return the further models, unchanged.
+
+        Raises:
+            ValueError: A model has the name of one that is always measured, with " (seed N)" after it or without.
+        """
+        taken_names = []
+        for name in sorted(models):
+            name_without_seed = SEED_SUFFIX_PATTERN.sub("", name)
+            if name_without_seed in EVALUATED_MODEL_NAMES:
+                taken_names.append(name)
+
+        if taken_names:
+            raise ValueError(f"{', '.join(taken_names)}: these names are taken; name the model otherwise")
         return models
 
-    def under(self, root: Path) -> Self:
-        """Return the table with absolute paths of benchmarks, texts and models."""
+    def with_absolute_paths(self, root: Path) -> Self:
+        """Return a copy with absolute paths of benchmarks, texts and models.
+
+        Args:
+            root: The folder from which relative paths count.
+        """
         benchmarks = {name: root / path for name, path in self.benchmarks.items()}
         wikitext = None if self.wikitext is None else root / self.wikitext
-        models = {name: model.under(root) for name, model in self.models.items()}
+        models = {name: model.with_absolute_paths(root) for name, model in self.models.items()}
         return self.model_copy(update={"benchmarks": benchmarks, "wikitext": wikitext, "models": models})

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 from pydantic import Field, model_validator
 
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
-from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfingerprinted, under
+from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfingerprinted, resolve_path
 
-GGUF = ".gguf"
+GGUF_SUFFIX = ".gguf"
 """How the name of a file of llama.cpp's format ends."""
-Judging = Literal["transformers", "vllm"]
+JudgingEngine = Literal["transformers", "vllm"]
 """The engines that run a model, which samples calls and judges them. The engine `openai` only samples."""
 
 
@@ -22,13 +22,13 @@ class EngineKind(NamedTuple):
 
     title: str
     """Its name in descriptions, such as vLLM for `vllm`."""
-    module: str | None = None
+    service_module: str | None = None
     """The module whose `load_service` loads a model into it; None for transformers, and if it does not run M."""
     gpu_options: tuple[str, ...] = ()
     """Options under `[model.ENGINE]` whose product is the number of GPUs over which it spreads M."""
-    quantizes: bool = False
+    supports_quantization: bool = False
     """Whether it takes `quantization`."""
-    has_url: bool = False
+    supports_url: bool = False
     """Whether it takes `url`."""
 
 
@@ -36,32 +36,32 @@ ENGINES = {
     "transformers": EngineKind("transformers"),
     "vllm": EngineKind(
         "vLLM",
-        module="toolformer_dag.model.vllm_service",
+        service_module="toolformer_dag.model.vllm_service",
         gpu_options=("tensor_parallel_size", "pipeline_parallel_size"),
-        quantizes=True,
-        has_url=True,
+        supports_quantization=True,
+        supports_url=True,
     ),
-    "openai": EngineKind("an OpenAI-compatible server", has_url=True),
+    "openai": EngineKind("an OpenAI-compatible server", supports_url=True),
 }
-RUN_ELSEWHERE = [engine for engine in get_args(Judging) if engine != "transformers"]
+EXTERNAL_ENGINES = [engine for engine in get_args(JudgingEngine) if engine != "transformers"]
 """The engines beside transformers that run a model. Descriptions and remedies name these."""
-QUANTIZING = [engine for engine in RUN_ELSEWHERE if ENGINES[engine].quantizes]
-WITH_URL = [engine for engine in RUN_ELSEWHERE if ENGINES[engine].has_url]
+QUANTIZING_ENGINES = [engine for engine in EXTERNAL_ENGINES if ENGINES[engine].supports_quantization]
+URL_ENGINES = [engine for engine in EXTERNAL_ENGINES if ENGINES[engine].supports_url]
 
 
-def titles(engines: Iterable[str]) -> str:
-    """Return the engines as a description names them: "vLLM or SGLang"."""
+def format_engine_titles(engines: Iterable[str]) -> str:
+    """Return the titles of engines, as the description of a key names them: "vLLM or SGLang"."""
     return " or ".join(ENGINES[engine].title for engine in engines)
 
 
-def _format_values(engines: Iterable[str]) -> str:
-    """Return the engines as values of `engine`: '"vllm" or "sglang"'."""
+def _format_engine_values(engines: Iterable[str]) -> str:
+    """Return engines as they are written in the settings: '"vllm" or "sglang"'."""
     return " or ".join(f'"{engine}"' for engine in engines)
 
 
-def _describe_remedy(engines: Iterable[str]) -> str:
-    """Return what to do about a key that only these engines take."""
-    return f"set engine = {_format_values(engines)} beside it, or remove the key"
+def _describe_engine_remedy(engines: Iterable[str]) -> str:
+    """Describe what to do about a key that is set although only these engines take it."""
+    return f"set engine = {_format_engine_values(engines)} beside it, or remove the key"
 
 
 class ModelSettings(SettingsTable):
@@ -83,11 +83,11 @@ class ModelSettings(SettingsTable):
         description="Data type of the weights when M annotates and answers; `auto` is that of the checkpoint. "
         "Finetuning has `training.precision`.",
     )
-    engine: Unfingerprinted[Literal[Judging, "openai"]] = Field(
+    engine: Unfingerprinted[Literal[JudgingEngine, "openai"]] = Field(
         "transformers",
-        description=f"What runs M. {titles(RUN_ELSEWHERE)} gives the same rows, from continuous batches on one GPU or "
-        "many; finetuning stays with transformers. `openai`, for `[proposer]` alone, asks an OpenAI-compatible server "
-        "at `url`.",
+        description=f"What runs M. {format_engine_titles(EXTERNAL_ENGINES)} gives the same rows, from continuous "
+        "batches on one GPU or many; finetuning stays with transformers. `openai`, for `[proposer]` alone, asks an "
+        "OpenAI-compatible server at `url`.",
     )
     vllm: Unfingerprinted[dict[str, Any]] = Field(
         {},
@@ -97,12 +97,12 @@ class ModelSettings(SettingsTable):
     url: Unfingerprinted[tuple[str, ...]] = Field(
         (),
         description="Addresses of the engine's servers, such as `vllm serve`, asked in turn, which run M for "
-        f"`engine = {_format_values(WITH_URL)}`.",
+        f"`engine = {_format_engine_values(URL_ENGINES)}`.",
     )
     quantization: Annotated[str | None, AsBefore(None)] = Field(
         None,
-        description=f"How {titles(QUANTIZING)} quantizes the weights, such as `fp8`: another model, whose rows are its "
-        "own.",
+        description=f"How {format_engine_titles(QUANTIZING_ENGINES)} quantizes the weights, such as `fp8`: another "
+        "model, whose rows are its own.",
     )
     markers: Annotated[CallMarkers, AsBefore(PAPER_MARKERS)] = Field(
         PAPER_MARKERS,
@@ -120,59 +120,94 @@ class ModelSettings(SettingsTable):
     )
 
     @model_validator(mode="after")
-    def _keys_of_engines(self) -> Self:
-        """Refuse keys that the engine does not take, and `openai` without a server."""
+    def _refuse_unsupported_keys(self) -> Self:
+        """Check that the engine takes the keys that are set, and that `openai` has the address of a server.
+
+        Raises:
+            ValueError: It does not take `quantization` or `url`, or is `openai` without `url`.
+        """
         kind = ENGINES[self.engine]
-        if self.quantization is not None and not kind.quantizes:
-            raise ValueError(f'engine = "{self.engine}" takes no quantization; {_describe_remedy(QUANTIZING)}')
-        if self.url and not kind.has_url:
-            raise ValueError(f'engine = "{self.engine}" is not asked at a url; {_describe_remedy(WITH_URL)}')
+        if self.quantization is not None and not kind.supports_quantization:
+            raise ValueError(
+                f'engine = "{self.engine}" takes no quantization; {_describe_engine_remedy(QUANTIZING_ENGINES)}'
+            )
+        if self.url and not kind.supports_url:
+            raise ValueError(f'engine = "{self.engine}" is not asked at a url; {_describe_engine_remedy(URL_ENGINES)}')
         if self.engine == "openai" and not self.url:
             raise ValueError('engine = "openai" needs the url of a server, such as ["http://localhost:8000/v1"]')
         return self
 
     @model_validator(mode="after")
-    def _whole_gpus(self) -> Self:
-        """Refuse numbers of GPUs that are no whole numbers, also under engines that are not chosen."""
+    def _require_whole_gpu_counts(self) -> Self:
+        """Check that numbers of GPUs are whole numbers, also in the options of engines that are not chosen.
+
+        Raises:
+            ValueError: One is not an integer of at least 1.
+        """
         for engine, kind in ENGINES.items():
             for option in kind.gpu_options:
-                gpus = getattr(self, engine).get(option, 1)
-                if not isinstance(gpus, int) or gpus < 1:
-                    raise ValueError(f"{engine}.{option} must be an integer >= 1 (got {gpus!r})")
+                engine_options = getattr(self, engine)
+                gpu_count = engine_options.get(option, 1)
+                if not isinstance(gpu_count, int) or gpu_count < 1:
+                    raise ValueError(f"{engine}.{option} must be an integer >= 1 (got {gpu_count!r})")
         return self
 
     @property
-    def in_torch(self) -> bool:
-        """Return whether M runs in torch, in the process that asks it."""
+    def runs_in_torch(self) -> bool:
+        """Whether the model runs in torch, in the process that uses it."""
         return self.engine == "transformers"
 
     @property
-    def gpus(self) -> int:
-        """Return how many GPUs of a machine run M together."""
+    def gpus_per_model(self) -> int:
+        """How many GPUs of a machine run the model together."""
         gpu_options = ENGINES[self.engine].gpu_options
-        return prod(getattr(self, self.engine).get(option, 1) for option in gpu_options)
+        if not gpu_options:
+            return 1
+        engine_options = getattr(self, self.engine)
+        return prod(engine_options.get(option, 1) for option in gpu_options)
 
-    def other(self, name: str, revision: str | None = None) -> Self:
-        """Return the settings for another model, which has a revision and a BOS of its own."""
+    def with_other_model(self, name: str, revision: str | None = None) -> Self:
+        """Return a copy of the settings for another model.
+
+        `bos` is unset, because whether sequences begin with BOS depends on the model.
+
+        Args:
+            name: The model's folder, GGUF file or id on the hub.
+            revision: Its branch, tag or commit on the hub. None for the default.
+        """
         return self.model_copy(update={"name": name, "revision": revision, "bos": None})
 
-    def under(self, root: Path) -> Self:
-        """Return the model with the absolute path of its folder or file, where `name` is one."""
-        return self.model_copy(update={"name": resolve_folder_or_id(root, self.name)})
+    def with_absolute_paths(self, root: Path) -> Self:
+        """Return a copy in which `name` is absolute if it is the path of a folder or file.
+
+        Args:
+            root: The folder from which a relative path counts.
+        """
+        return self.model_copy(update={"name": resolve_model_name(root, self.name)})
 
 
-def resolve_folder_or_id(root: Path, name: str) -> str:
-    """Return the absolute path of a model folder or GGUF file, any other name, such as a hub id, as it is.
+def resolve_model_name(root: Path, model_name: str) -> str:
+    """Make the name of a model absolute if it is the path of a folder or GGUF file.
 
-    A relative path counts from `root`. "embedded" is the model in the package, even if there is a folder of that name.
+    Any other name, such as an id on the hub, stays unchanged. So does "embedded", the model in the package, even if
+    there is a folder of that name.
+
+    Args:
+        root: The folder from which a relative path counts.
+        model_name: The name in the settings.
+
+    Raises:
+        SettingsError: The name begins with `~name`, and there is no such user.
     """
-    if name == "embedded":
-        return name
-    path = under(root, name)
-    is_path = name.endswith(GGUF)
-    with suppress(OSError):  # such as a name that is too long for a path; who loads it refuses it
+    if model_name == "embedded":
+        return model_name
+
+    path = resolve_path(root, model_name)
+    is_path = model_name.endswith(GGUF_SUFFIX)
+    # A name may be too long for a path, which raises OSError. It is then refused where the model is loaded.
+    with suppress(OSError):
         is_path = is_path or path.is_dir()
-    return str(path) if is_path else name
+    return str(path) if is_path else model_name
 
 
 class SamplingSettings(SettingsTable):

@@ -5,25 +5,32 @@ Names of a later round's own lanes, tables and assets end in `_round_2`, `_round
 
 import re
 
-OWN = ("training", "evaluation", "warehouse", "tables")
+ROUND_GROUPS = ("training", "evaluation", "warehouse", "tables")
 """Groups of the asset graph, besides lanes, that each round has for itself."""
-SUFFIXED = re.compile(r".+_round_[0-9]+")
+ROUND_LANE_PATTERN = re.compile(r".+_round_[0-9]+")
 """The key of a lane of a later round."""
 
 
-def round_of(lane: str) -> int:
-    """Return the number of a lane's round: 2 for `calculator_round_2`, 1 for `calculator`."""
-    if not SUFFIXED.fullmatch(lane):
+def get_round_number(lane_name: str) -> int:
+    """Return the number of a lane's round: 2 for "calculator_round_2", 1 for "calculator"."""
+    if not ROUND_LANE_PATTERN.fullmatch(lane_name):
         return 1
-    _, _, number = lane.rpartition("_")
+    _, _, number = lane_name.rpartition("_")
     return int(number)
 
 
-def named(name: str, suffix: str) -> str:
-    """Return the name of a table or an asset in a round.
+def add_round_suffix(name: str, round_suffix: str) -> str:
+    """Return the name that a table or asset has in a round.
 
-    With the suffix `_round_2`, `training/augmented_corpus` is `training_round_2/augmented_corpus`; groups that all
-    rounds share stay as they are.
+    Example:
+        With the suffix "_round_2", "training/augmented_corpus" becomes "training_round_2/augmented_corpus". A name
+        whose group is shared by all rounds, such as "ccnet/documents", stays unchanged.
+
+    Args:
+        name: The name in the first round: a group and a name within it.
+        round_suffix: The suffix of the round, or "" for the first round.
     """
-    group, _, rest = name.partition("/")
-    return f"{group}{suffix}/{rest}" if group in OWN else name
+    group, _, name_in_group = name.partition("/")
+    if group not in ROUND_GROUPS:
+        return name
+    return f"{group}{round_suffix}/{name_in_group}"

@@ -5,10 +5,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator
 
-from toolformer_dag.identity import cache_folder
+from toolformer_dag.identity import get_cache_folder
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.evaluation_settings import DecodingSettings, EvaluationSettings
-from toolformer_dag.settings.model_settings import RUN_ELSEWHERE, ModelSettings, SamplingSettings, titles
+from toolformer_dag.settings.model_settings import (
+    EXTERNAL_ENGINES,
+    ModelSettings,
+    SamplingSettings,
+    format_engine_titles,
+)
 from toolformer_dag.settings.setting_types import (
     AsBefore,
     LakePlace,
@@ -41,25 +46,37 @@ class PathSettings(SettingsTable):
         "among the copies of it on this machine.",
     )
 
-    def under(self, root: Path) -> Self:
-        """Return the table with absolute paths; the warehouse is in the lake's folder unless a setting names it."""
+    def with_absolute_paths(self, root: Path) -> Self:
+        """Return a copy with absolute paths.
+
+        The warehouse is in the folder of the lake unless a setting names its path.
+
+        Args:
+            root: The folder from which relative paths count.
+        """
         lake = root / self.lake if isinstance(self.lake, Path) else self.lake
         cache = root / self.cache if self.cache is not None else None
-        paths = self.model_copy(update={"lake": lake, "cache": cache})
-        is_named = "warehouse" in self.model_fields_set
-        warehouse = root / self.warehouse if is_named else paths.local / self.warehouse.name
-        return paths.model_copy(update={"warehouse": warehouse})
+        absolute_paths = self.model_copy(update={"lake": lake, "cache": cache})
+
+        is_warehouse_named = "warehouse" in self.model_fields_set
+        if is_warehouse_named:
+            warehouse = root / self.warehouse
+        else:
+            warehouse = absolute_paths.local_folder / self.warehouse.name
+        return absolute_paths.model_copy(update={"warehouse": warehouse})
 
     @property
-    def local(self) -> Path:
-        """Return the folder of this machine in which files of the lake are opened.
+    def local_folder(self) -> Path:
+        """The folder of this machine in which files of the lake are opened.
 
-        It is the lake itself; for a lake in an object store, the folder of its copies, such as CACHE/s3/bucket/prefix.
+        It is the lake itself. For a lake in an object store, it is the folder of its copies, such as
+        CACHE/s3/bucket/prefix.
         """
         if isinstance(self.lake, Path):
             return self.lake
-        cache = cache_folder() / "lakes" if self.cache is None else self.cache
-        return cache / self.lake.replace("://", "/")
+
+        folder_of_copies = get_cache_folder() / "lakes" if self.cache is None else self.cache
+        return folder_of_copies / self.lake.replace("://", "/")
 
 
 class FilteringSettings(SettingsTable):
@@ -148,8 +165,8 @@ class ExecutionSettings(SettingsTable):
         ge=1,
         description="Processes that compute at once, each with its own model. When left out: the number of GPUs; "
         "without a GPU, the number of cores for a small model, else 1 (Ray: of each machine). "
-        f"{titles(RUN_ELSEWHERE)}: a process per as many GPUs as its options spread M over (`tensor_parallel_size`), "
-        "and 1 without a GPU or with `model.url`.",
+        f"{format_engine_titles(EXTERNAL_ENGINES)}: a process per as many GPUs as its options spread M over "
+        "(`tensor_parallel_size`), and 1 without a GPU or with `model.url`.",
     )
     engine: Unfingerprinted[Literal["local", "ray"]] = Field(
         "local", description="Where chunks are computed: by processes of this machine, or by actors of a Ray cluster."
@@ -206,8 +223,8 @@ class RoundSettings(SettingsTable):
     )
 
     @property
-    def suffix(self) -> str:
-        """The end of the names of a later round's lanes, tables, jobs and files; empty in the first round."""
+    def name_suffix(self) -> str:
+        """The suffix of a later round's lanes, tables, jobs and files: "_round_2". It is "" in the first round."""
         return "" if self.count == 1 else f"_round_{self.count}"
 
 
@@ -250,33 +267,43 @@ class Settings(SettingsTables):
     profile: str = Field("embedded", description="Name of the profile that the values below the file's come from.")
 
     @property
-    def start(self) -> "Settings | None":
-        """The settings of the round before, from whose lake and checkpoint this one starts; None for the first."""
+    def previous_round_settings(self) -> "Settings | None":
+        """The settings of the previous round, from whose lake and checkpoint this one starts, or None in the first."""
         if self.rounds.count == 1:
             return None
-        round_before = self.rounds.model_copy(update={"count": self.rounds.count - 1})
-        return self.model_copy(update={"rounds": round_before})
+
+        previous_round = self.rounds.model_copy(update={"count": self.rounds.count - 1})
+        return self.model_copy(update={"rounds": previous_round})
 
     @property
-    def warehouse(self) -> Path:
-        """Return the DuckDB file of this round."""
+    def warehouse_file(self) -> Path:
+        """The DuckDB file of this round, such as toolformer_round_2.duckdb."""
         file = self.paths.warehouse
-        return file.with_stem(f"{file.stem}{self.rounds.suffix}")
+        return file.with_stem(f"{file.stem}{self.rounds.name_suffix}")
 
     @field_validator("model")
     @classmethod
-    def _that_judges(cls, model: ModelSettings) -> ModelSettings:
-        """Refuse a model M that gives no losses."""
+    def _require_judging_model(cls, model: ModelSettings) -> ModelSettings:
+        """Return the settings of the model that judges calls, unchanged.
+
+        Raises:
+            ValueError: The engine gives no losses, by which calls are judged.
+        """
         if model.engine == "openai":
             raise ValueError('engine = "openai" gives no losses; only [proposer] may have it')
         return model
 
     @field_validator("tools")
     @classmethod
-    def _some_lane(cls, tools: dict[str, ToolSettings]) -> dict[str, ToolSettings]:
-        """Refuse settings in which no tool has a lane."""
+    def _require_enabled_tool(cls, tools: dict[str, ToolSettings]) -> dict[str, ToolSettings]:
+        """Return the sections of tools, unchanged.
+
+        Raises:
+            ValueError: No tool is enabled.
+        """
         if any(section.enabled for section in tools.values()):
             return tools
+
         disabled = ", ".join(f"[tools.{key}]" for key in tools)
         remedy = f"write `enabled = true` under {disabled}" if disabled else "add a section such as [tools.calculator]"
         raise ValueError(f"no tool is enabled; {remedy}")

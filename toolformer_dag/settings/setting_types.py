@@ -22,38 +22,52 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from toolformer_dag.files import UserError
-from toolformer_dag.settings.rounds import OWN, SUFFIXED
+from toolformer_dag.settings.rounds import ROUND_GROUPS, ROUND_LANE_PATTERN
 
 
 class SettingsError(UserError, ValueError):
-    """Refuse a setting; the message names the file, option or variable, the key, the reason and the remedy."""
+    """A setting is wrong. The message names the file, option or variable, the key, the reason and the remedy."""
 
 
-def suggest_name(word: str, choices: Iterable[str], noun: str) -> str:
-    """Return the remedy for an unknown word: `did you mean 'k'?`, or `known NOUN: a, b` if no choice is close."""
-    choices = sorted(choices)
-    close = difflib.get_close_matches(word, choices, 1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"known {noun}: {', '.join(choices)}"
+def suggest_name(unknown_name: str, known_names: Iterable[str], plural_noun: str) -> str:
+    """Suggest a known name in place of an unknown one, for an error message.
 
+    Args:
+        unknown_name: The name that somebody wrote.
+        known_names: The names that exist.
+        plural_noun: What such names are called, such as "keys".
 
-def mistake(item: ErrorDetails, keys: Iterable[str]) -> str:
-    """Return the reason and the remedy of a validation error of pydantic, such as "unknown key; did you mean 'k'?".
-
-    keys: the known keys that may replace an unknown one.
+    Returns:
+        "did you mean 'k'?", or "known keys: a, b" if no known name is similar.
     """
-    if item["type"] == "extra_forbidden":
-        return f"unknown key; {suggest_name(str(item['loc'][-1]), keys, 'keys')}"
-    if item["type"] == "missing":
+    sorted_names = sorted(known_names)
+    close_names = difflib.get_close_matches(unknown_name, sorted_names, 1)
+    if close_names:
+        return f"did you mean {close_names[0]!r}?"
+    return f"known {plural_noun}: {', '.join(sorted_names)}"
+
+
+def explain_validation_error(error_details: ErrorDetails, known_keys: Iterable[str]) -> str:
+    """Describe the reason and the remedy of a validation error of pydantic: "unknown key; did you mean 'k'?".
+
+    Args:
+        error_details: The error.
+        known_keys: If the error is an unknown key, the keys that may be meant.
+    """
+    if error_details["type"] == "extra_forbidden":
+        unknown_key = str(error_details["loc"][-1])
+        return f"unknown key; {suggest_name(unknown_key, known_keys, 'keys')}"
+
+    if error_details["type"] == "missing":
         return "the key is required; add it to the section"
-    reason = item["msg"].removeprefix("Value error, ")
+
+    reason = error_details["msg"].removeprefix("Value error, ")
     has_remedy = "; " in reason
     return reason if has_remedy else f"{reason}; correct the value or remove the key"
 
 
 def to_printable(text: str | Path) -> str:
-    """Return a text with invalid UTF-8 escaped: file names and arguments may hold it, messages cannot."""
+    """Return a text with invalid UTF-8 escaped, because file names and arguments may hold it but messages cannot."""
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 
@@ -66,107 +80,150 @@ Unfingerprinted = Annotated[T, OUTSIDE_FINGERPRINTS]
 
 @dataclass(frozen=True, slots=True)
 class AsBefore:
-    """Mark a key that came with a later release, in its type: `Annotated[float, AsBefore(0.0)]`.
+    """A mark in the type of a key that came with a later release: `Annotated[float, AsBefore(0.0)]`.
 
-    - `value`: the value under which rows are the same as without the key. Records leave the key out while it has this
-      value, so that rows of earlier releases stay up to date. It stays when the key's default changes.
+    Attributes:
+        value: The value under which rows are the same as without the key. Records leave the key out while it has this
+            value, so that rows of earlier releases stay up to date. It stays when the key's default changes.
     """
 
     value: object
 
 
-def determining(table: BaseModel, *keys: str, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return the values of a table of settings that determine computed rows, by key, as JSON.
+def select_determining_settings(
+    settings_table: BaseModel, *keys: str, excluded_keys: Collection[str] = ()
+) -> dict[str, Any]:
+    """Select the settings of a table on which computed rows depend. Rows are stale when one of these changes.
 
-    keys: the keys that count; without any, all keys of the table. `but`: keys that do not.
+    Two kinds of keys are left out, in tables within the table as well:
 
-    Left out too, in tables within the table as well:
+    - keys of type Unfingerprinted, which only say how or where work is done, such as a device
+    - keys marked AsBefore(v) whose value is v, because rows are then the same as before the key existed
 
-    - keys of type Unfingerprinted, which only say how or where work is done, such as a device;
-    - keys marked AsBefore(v) whose value is v: rows are the same as before the key existed.
+    Args:
+        settings_table: The table of settings.
+        keys: The keys to select from. If there are none, all keys of the table.
+        excluded_keys: Further keys to leave out.
+
+    Returns:
+        The values by key, as JSON has them.
     """
-    counting_keys = set(keys or type(table).model_fields) - {*but}
-    return table.model_dump(mode="json", include=counting_keys, exclude=_select_left_out_keys(table))
+    selected_keys = set(keys or type(settings_table).model_fields) - {*excluded_keys}
+    keys_without_effect = _select_keys_without_effect(settings_table)  # nested as the tables are, for `exclude`
+    return settings_table.model_dump(mode="json", include=selected_keys, exclude=keys_without_effect)
 
 
-def _select_left_out_keys(table: BaseModel) -> dict[str, Any]:
-    """Return the keys that `determining` leaves out, in the form of pydantic's `exclude`.
+def _select_keys_without_effect(settings_table: BaseModel) -> dict[str, Any]:
+    """Collect the keys of a table on which no computed rows depend, in the form of pydantic's `exclude`.
 
-    `{"device": True, "limits": {"s": True}}` leaves out the key `device`, and `s` of the table `limits`.
+    Returns:
+        True for a key, and the keys within it for a table. {"device": True, "limits": {"s": True}} stands for the key
+        `device`, and the key `s` of the table `limits`.
     """
-    left_out: dict[str, Any] = {}
-    for name, field in type(table).model_fields.items():
-        value = getattr(table, name)
-        if _determines_nothing(field, value):
-            left_out[name] = True
+    keys_without_effect: dict[str, Any] = {}
+    for key, field in type(settings_table).model_fields.items():
+        value = getattr(settings_table, key)
+        if _is_key_without_effect(field, value):
+            keys_without_effect[key] = True
         elif isinstance(value, BaseModel):
-            left_out[name] = _select_left_out_keys(value)
-    return {name: keys for name, keys in left_out.items() if keys}
+            keys_within_table = _select_keys_without_effect(value)
+            if keys_within_table:
+                keys_without_effect[key] = keys_within_table
+    return keys_without_effect
 
 
-def _determines_nothing(field: FieldInfo, value: object) -> bool:
-    """Return whether a key is outside fingerprints, or has the value under which rows are the same as without it."""
+def _is_key_without_effect(field: FieldInfo, value: object) -> bool:
+    """Check whether no rows depend on a key: it is Unfingerprinted, or marked AsBefore with its present value."""
     return OUTSIDE_FINGERPRINTS in field.metadata or AsBefore(value) in field.metadata
 
 
-ASSET_GROUPS = ("ccnet", *OWN, "traces")
+NON_LANE_GROUPS = ("ccnet", *ROUND_GROUPS, "traces")
 """The groups of the asset graph that are not lanes."""
 
 
 def expand_home(path: Path) -> Path:
-    """Return a path with the home folder in place of `~` or `~name`. Raises SettingsError if there is none."""
+    """Return a path with the home folder in place of `~` or `~name` at its beginning.
+
+    Raises:
+        SettingsError: There is no such home folder.
+    """
     try:
         return path.expanduser()
     except RuntimeError as error:
         raise SettingsError(f"{path}: {error} Write the whole path") from error
 
 
-def under(root: Path, path: str | Path) -> Path:
-    """Return an absolute path as it is, a relative one below `root`. Raises SettingsError for an unknown `~name`."""
+def resolve_path(root: Path, path: str | Path) -> Path:
+    """Return a path, below `root` if it is relative.
+
+    Raises:
+        SettingsError: The path begins with `~name`, and there is no such user.
+    """
     return root / expand_home(Path(path))
 
 
 def to_absolute_pattern(pattern: str, root: Path) -> str:
-    """Return an absolute glob pattern: a relative one counts from `root`, and `~` is the home folder.
+    """Make a glob pattern such as "data/*.jsonl" absolute.
 
-    Raises SettingsError for an unknown `~name`.
+    Args:
+        pattern: The pattern. It may begin with `~`, the home folder.
+        root: The folder from which a relative pattern counts.
+
+    Raises:
+        SettingsError: The pattern begins with `~name`, and there is no such user.
     """
-    first_folder, _, rest = pattern.partition("/")
+    first_folder, _, pattern_below = pattern.partition("/")
     if first_folder.startswith("~"):
-        return normpath(expand_home(Path(first_folder)) / rest)
+        home_folder = expand_home(Path(first_folder))
+        return normpath(home_folder / pattern_below)
     return normpath(root / pattern)
 
 
 def _require_local_path(value: object) -> object:
-    """Return a local path. Raises ValueError for an address such as s3://bucket."""
+    """Return the value of a key that holds a local path, unchanged.
+
+    Raises:
+        ValueError: The value is an address such as s3://bucket.
+    """
     if "://" in str(value):
         raise ValueError(f"{value} is no local folder, and only local folders are supported")
     return value
 
 
 def _require_lane_name(name: str) -> str:
-    """Return the name of a lane. Raises ValueError for a name that asset keys and folders cannot have."""
-    if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name in ASSET_GROUPS or SUFFIXED.fullmatch(name):
-        groups = ", ".join(ASSET_GROUPS)
-        raise ValueError(
-            f"a lane's name has letters, digits and _, does not end in _round_N and is none of {groups}; rename the "
-            "section"
-        )
-    return name
+    """Return the name of a lane (a tool with its settings), unchanged.
+
+    Raises:
+        ValueError: Asset keys and folders cannot have this name, or it is reserved.
+    """
+    has_allowed_characters = re.fullmatch(r"[A-Za-z0-9_]+", name) is not None
+    is_reserved = name in NON_LANE_GROUPS or ROUND_LANE_PATTERN.fullmatch(name) is not None
+    if has_allowed_characters and not is_reserved:
+        return name
+
+    groups = ", ".join(NON_LANE_GROUPS)
+    raise ValueError(
+        f"a lane's name has letters, digits and _, does not end in _round_N and is none of {groups}; rename the section"
+    )
 
 
-def _parse_place(value: object) -> object:
-    """Return a folder as a Path, an address of an object store as text without a `/` at its end.
+def _parse_lake_place(value: object) -> object:
+    """Parse where the lake is: in a folder, or in an object store.
 
-    A value that is neither text nor Path is returned as it is, for pydantic to refuse. Raises ValueError for any other
-    address.
+    Returns:
+        A folder as a Path, or an address such as "s3://bucket/prefix" as text without a `/` at its end. A value that is
+        neither text nor Path is returned unchanged, so that pydantic refuses it.
+
+    Raises:
+        ValueError: The value is an address, but not one of an object store.
+        SettingsError: The folder begins with `~name`, and there is no such user.
     """
     text = str(value)
     is_address = "://" in text or text.startswith(("s3:", "gs:"))
     if not is_address:
         return expand_home(Path(text)) if isinstance(value, str | Path) else value
-    match = OBJECT_PLACE.fullmatch(text)
-    if match is None:
+
+    if OBJECT_STORE_PATTERN.fullmatch(text) is None:
         raise ValueError(
             f"{text} is no folder and no place in an object store; write a folder, or s3://bucket/prefix or "
             "gs://bucket/prefix with letters, digits, '-', '_', '.' and '/'"
@@ -174,9 +231,9 @@ def _parse_place(value: object) -> object:
     return text.rstrip("/")
 
 
-OBJECT_PLACE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]*(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)*/?")
+OBJECT_STORE_PATTERN = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]*(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)*/?")
 """An address of an object store: no prefix has an empty part, `.` or `..`."""
-LakePlace = Annotated[Path | str, BeforeValidator(_parse_place)]
+LakePlace = Annotated[Path | str, BeforeValidator(_parse_lake_place)]
 """A folder of this machine, as a path, or a place in an object store, as text: s3://bucket/prefix."""
 LocalPath = Annotated[Path, BeforeValidator(_require_local_path), AfterValidator(expand_home)]
 """A file or folder of this machine; `~` is the home folder."""
@@ -191,31 +248,49 @@ class SettingsTable(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _number(cls, value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
-        """Return a key's value. Raises ValueError for true and false in place of a number, and for large integers."""
+    def _require_valid_number(
+        cls, value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> object:
+        """Return the validated value of a key.
+
+        Args:
+            value: The value as it is written.
+            handler: Pydantic's own validation of the value.
+            info: The name of the key.
+
+        Raises:
+            ValueError: The value is true or false in place of a number, or an integer of more than 64 bits.
+        """
         field_type = cls.model_fields[str(info.field_name)].annotation
         takes_bool = bool in (field_type, *get_args(field_type))  # `bool`, or `bool | None`
         if isinstance(value, bool) and not takes_bool:  # pydantic would read true as 1
             raise ValueError("true and false are no values of this key")
-        valid = handler(value)
-        if isinstance(valid, int) and valid.bit_length() > 63:
-            raise ValueError("the number takes more than 64 bits")
-        return valid
 
-    def under(self, root: Path) -> Self:
+        validated = handler(value)
+        if isinstance(validated, int) and validated.bit_length() > 63:
+            raise ValueError("the number takes more than 64 bits")
+        return validated
+
+    def with_absolute_paths(self, root: Path) -> Self:
         """Return the table with its relative paths counted from `root`."""
         return self
 
 
 def list_tables_in(annotation: Any) -> list[type[SettingsTable]]:
-    """Return the tables that a key of this type may hold: ModelSettings for `ModelSettings | None`.
+    """List the tables of settings that a key may hold, by its type.
 
-    A dictionary of tables holds none itself.
+    Args:
+        annotation: The type of the key.
+
+    Returns:
+        The tables: [ModelSettings] for `ModelSettings | None`. The list is empty for other types, such as a dictionary
+        of tables.
     """
     if isinstance(annotation, type) and issubclass(annotation, SettingsTable):
         return [annotation]
     if get_origin(annotation) not in (Annotated, Union, UnionType):
         return []
+
     tables: list[type[SettingsTable]] = []
     for member in get_args(annotation):
         tables += list_tables_in(member)

@@ -11,7 +11,11 @@ from toolformer_dag.settings.setting_types import SettingsTable, Unfingerprinted
 
 
 def _require_regex(pattern: str) -> str:
-    """Refuse what is no regular expression."""
+    """Return a regular expression, unchanged.
+
+    Raises:
+        ValueError: The text is not a regular expression.
+    """
     try:
         re.compile(pattern)
     except re.error as error:
@@ -84,37 +88,42 @@ class ChanceThreshold(SettingsTable):
     )
 
 
-NUMBER = "[number]"
+NUMBER_FORM = "[number]"
 """The form of a threshold that is a number."""
-TABLE = "[table]"
+TABLE_FORM = "[table]"
 """The form of a threshold that is a table."""
-FORMS = ("[key]", NUMBER, TABLE)
+FORM_MARKS = ("[key]", NUMBER_FORM, TABLE_FORM)
 """Marks that pydantic puts into the path of a mistake: the key of a table, and the form of a value that has two."""
 
 
-def _choose_form(value: object) -> str:
-    """Return the form of a threshold, by which pydantic chooses how it is read."""
-    return TABLE if isinstance(value, Mapping | ChanceThreshold) else NUMBER
+def _get_threshold_form(value: object) -> str:
+    """Return whether a threshold is written as a number or as a table, by which pydantic chooses how to read it."""
+    return TABLE_FORM if isinstance(value, Mapping | ChanceThreshold) else NUMBER_FORM
 
 
 Threshold = Annotated[
-    Annotated[float, Tag(NUMBER)] | Annotated[ChanceThreshold, Tag(TABLE)], Discriminator(_choose_form)
+    Annotated[float, Tag(NUMBER_FORM)] | Annotated[ChanceThreshold, Tag(TABLE_FORM)], Discriminator(_get_threshold_form)
 ]
 """A number, or the table that says how the number is chosen."""
 
 
-MODEL = "model"
+MODEL_SOURCE = "model"
 """The source of calls that are sampled by the model."""
-RULE = "rule"
+RULE_SOURCE = "rule"
 """The source of calls that a rule proposes, which reads the text."""
-FILES = (".parquet", ".jsonl", ".ndjson", ".json")
+CALL_FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
 """How names of files of calls end, the other sources."""
 
 
 def _require_known_sources(sources: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse sources of calls that are unknown, or two that have one name in tables."""
+    """Return the sources of calls, unchanged.
+
+    Raises:
+        ValueError: A source is unknown, or two have the same name in tables.
+    """
     for source in sources:
         _refuse_unknown_source(source)
+
     names = {get_source_name(source) for source in sources}
     if len(names) < len(sources):
         raise ValueError("two sources have one name, by which tables tell them apart; rename a file, or leave one out")
@@ -122,14 +131,21 @@ def _require_known_sources(sources: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _refuse_unknown_source(source: str) -> None:
-    """Raise ValueError for a source of calls that is neither MODEL nor RULE nor named as a file of calls."""
-    if source not in (MODEL, RULE) and not source.endswith(FILES):
-        known_sources = f'"{MODEL}", "{RULE}" or a file of calls ({", ".join(FILES)})'
-        raise ValueError(f"{source!r} is no source of calls; write {known_sources}")
+    """Check that a source of calls is known.
+
+    Raises:
+        ValueError: It is neither "model" nor "rule", nor has the ending of a file of calls.
+    """
+    is_call_file = source.endswith(CALL_FILE_SUFFIXES)
+    if is_call_file or source in (MODEL_SOURCE, RULE_SOURCE):
+        return
+
+    known_sources = f'"{MODEL_SOURCE}", "{RULE_SOURCE}" or a file of calls ({", ".join(CALL_FILE_SUFFIXES)})'
+    raise ValueError(f"{source!r} is no source of calls; write {known_sources}")
 
 
 def get_source_name(source: str) -> str:
-    """Return the name of a source in tables; a file has its name without its folders."""
+    """Return the name that a source of calls has in tables. For a file it is the file's name without folders."""
     return Path(source).name
 
 
@@ -150,7 +166,7 @@ class ToolSettings(SettingsTable):
 
     enabled: bool = Field(True, description="Whether the tool has a lane.")
     proposals: Annotated[tuple[str, ...], AfterValidator(_require_known_sources)] = Field(
-        (MODEL,),
+        (MODEL_SOURCE,),
         min_length=1,
         description="Who proposes calls: `model` samples them, `rule` is the tool's own rule or that of the section, "
         "and a file of calls, Parquet or JSON lines, has `digest` (the document's id) or `text` (the document's), "
@@ -214,14 +230,18 @@ class ToolSettings(SettingsTable):
 
     @field_validator("sandbox", mode="before")
     @classmethod
-    def _enabled(cls, value: Any) -> Any:
-        """Read `sandbox = true` as a table, and a table without `enabled` as one that is enabled."""
+    def _parse_sandbox(cls, value: Any) -> Any:
+        """Convert `sandbox = true` to a table, and add `enabled` to a table without it.
+
+        Example:
+            True becomes {"enabled": True}, and {"network": True} becomes {"enabled": True, "network": True}.
+        """
         if isinstance(value, bool):
             return {"enabled": value}
         if isinstance(value, Mapping):
             return {"enabled": True, **value}
         return value
 
-    def options(self) -> Mapping[str, Any]:
-        """Return the keys that the tool itself understands, `use` and `prompt` among them."""
+    def get_tool_options(self) -> Mapping[str, Any]:
+        """Return the values of the section that are options of the tool itself, such as `use` and `prompt`."""
         return dict(self.model_extra or {})

@@ -45,10 +45,17 @@ class TraceSettings(SettingsTable):
         description="Share of swapped results that may pass for help: it sets the threshold of the gain.",
     )
 
-    def under(self, root: Path) -> Self:
-        """Return the table with absolute paths of files and folders in `source`; others are data sets of the hub."""
+    def with_absolute_paths(self, root: Path) -> Self:
+        """Return a copy with absolute paths of the files and folders in `source`.
+
+        Names for which there is no file or folder stay unchanged, because they are data sets of the hub.
+
+        Args:
+            root: The folder from which relative paths count.
+        """
         sources = []
         for name in self.source:
             path = to_absolute_pattern(name, root)
-            sources.append(path if Path(path).exists() else name)
+            is_local = Path(path).exists()
+            sources.append(path if is_local else name)
         return self.model_copy(update={"source": tuple(sources)})

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfingerprinted, determining
+from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfingerprinted, select_determining_settings
 
-PASSES = 10
+DEFAULT_MAX_PASSES = 10
 """How often training passes over a text at most, unless set: the paper's C* is passed over ten times or less."""
 
 
@@ -99,9 +99,14 @@ class TrainingSettings(SettingsTable):
 
     @field_validator("more_seeds")
     @classmethod
-    def _distinct_seeds(cls, more_seeds: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
-        """Refuse a seed that is there twice: the same weights would be shown as those of another seed."""
-        seeds = (*more_seeds, info.data.get("seed"))  # without `seed` where that is at fault itself
+    def _require_distinct_seeds(cls, more_seeds: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        """Return the further seeds, unchanged.
+
+        Raises:
+            ValueError: A seed is there twice, or equals `seed`. The same weights would be shown as another seed's.
+        """
+        first_seed = info.data.get("seed")  # None if the value of `seed` is itself wrong
+        seeds = (*more_seeds, first_seed)
         for seed in more_seeds:
             if seeds.count(seed) > 1:
                 raise ValueError(f"{seed} is there twice; name seeds that differ, also from `seed`")
@@ -109,23 +114,27 @@ class TrainingSettings(SettingsTable):
 
     @property
     def weights_dtype(self) -> str:
-        """Return the name of the data type in which the weights are held between steps."""
+        """The name of the data type in which the weights are held between steps."""
         return "float32" if self.precision == "mixed" else self.precision
 
-    def over(self, texts: int) -> Self:
-        """Return the settings for training on this number of texts, with `passes` set where its default matters.
+    def with_default_passes(self, text_count: int) -> Self:
+        """Return the settings for training on a number of texts, with `passes` set if its default makes a difference.
 
-        `passes` is how often training may pass over a text. It is set to PASSES if neither it nor `epochs` is chosen,
-        and PASSES may end training before `max_steps`. Else it stays unset, so that checkpoints of earlier releases
-        keep their identity.
+        `passes` is how often training may pass over a text. It is set to DEFAULT_MAX_PASSES if neither it nor `epochs`
+        is set, and this limit may end training before `max_steps`. Otherwise it stays unset, so that checkpoints of
+        earlier releases keep their identity.
         """
-        is_chosen = self.passes is not None or self.epochs is not None
-        # Without packing, a sequence is one text. With it, how many texts a step reads is not known here.
-        passes_may_end_training = self.packing or self.max_steps * self.batch_size > PASSES * texts
-        if is_chosen or not passes_may_end_training:
+        has_chosen_limit = self.passes is not None or self.epochs is not None
+        if has_chosen_limit:
             return self
-        return self.model_copy(update={"passes": PASSES})
 
-    def determining(self) -> dict[str, Any]:
-        """Return the settings that trained weights depend on, without those that only choose the texts."""
-        return determining(self, but=("heldout_texts", "examples_per_tool", "plain_texts"))
+        # Without packing, a sequence is one text. With packing, how many texts a step reads is not known here.
+        max_sequences = self.max_steps * self.batch_size
+        passes_may_end_training = self.packing or max_sequences > DEFAULT_MAX_PASSES * text_count
+        if not passes_may_end_training:
+            return self
+        return self.model_copy(update={"passes": DEFAULT_MAX_PASSES})
+
+    def select_weight_settings(self) -> dict[str, Any]:
+        """Return the settings on which trained weights depend, without those that only choose the texts."""
+        return select_determining_settings(self, excluded_keys=("heldout_texts", "examples_per_tool", "plain_texts"))

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
-MODEL = FOLDER / "model"
-SMALL_MODEL = FOLDER / "model_small"
+SYNTHETIC_FOLDER = Path(__file__).resolve().parent
+EMBEDDED_MODEL_FOLDER = SYNTHETIC_FOLDER / "model"
+SMALL_MODEL_FOLDER = SYNTHETIC_FOLDER / "model_small"
 """A smaller model, for tests."""
-WRITTEN = ("Calculator", "Calendar", "WikiSearch", "QA", "MT", "Distance", "Price")
+TRAINED_TOOL_NAMES = ("Calculator", "Calendar", "WikiSearch", "QA", "MT", "Distance", "Price")
 """The names that the embedded model was trained to write, and writes whatever the prompt says."""
-PROMPTS = FOLDER / "prompts"
+PROMPT_FOLDER = SYNTHETIC_FOLDER / "prompts"
 """The prompts P(x) of the synthetic world, one file per tool."""

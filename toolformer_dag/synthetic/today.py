@@ -3,7 +3,7 @@
 import datetime
 from random import Random
 
-from toolformer_dag.synthetic.sentences import Phenomenon, Worded, fill_template, type_question
+from toolformer_dag.synthetic.sentences import Phenomenon, WordedText, fill_random_template, make_typed_question
 from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, get_date_templates, get_part_of_slot, get_word_list
 
 WEEK_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -21,82 +21,107 @@ MONTHS = (
     "November",
     "December",
 )
-SLOTS = ("weekday", "month_day", "year", "full", "month")
+DATE_PARTS = ("weekday", "month_day", "year", "full", "month")
 """The parts of a date that a text may ask for; `format_date_part` shows them."""
-SLOT_WEIGHTS = (4, 3, 3, 2, 1)
-"""How often each of SLOTS is drawn."""
+DATE_PART_WEIGHTS = (4, 3, 3, 2, 1)
+"""How often each of DATE_PARTS is drawn."""
 FIRST_DAY = datetime.date(2003, 1, 1)
-DAYS = 7670
-"""Days that a page may have, from FIRST_DAY to the end of 2023."""
+DAY_COUNT = 7670
+"""The number of days that a page may be dated, from FIRST_DAY to the end of 2023."""
 QUESTION_SHARE = 0.45
-_SLOTS = 20
-"""The days are hashed into so many slots, which are dealt to the parts of the world."""
+_SLOT_COUNT = 20
+"""The number of slots that the days are hashed into. Each slot belongs to a part of the world."""
 
 
 def draw_day(random: Random, part: WorldPart) -> datetime.date:
-    """Draw a day from 2003 to 2023 that belongs to a part of the world."""
+    """Draw a day from 2003 to 2023 that belongs to a part of the synthetic world."""
     while True:
-        day = FIRST_DAY + datetime.timedelta(days=random.randrange(DAYS))
+        day = FIRST_DAY + datetime.timedelta(days=random.randrange(DAY_COUNT))
         if get_part_of_day(day) == part:
             return day
 
 
 def get_part_of_day(day: datetime.date) -> WorldPart:
-    """Return the part of the world that a day belongs to."""
-    return get_part_of_slot(day.toordinal() * 13 // 7 % _SLOTS, _SLOTS)
+    """Return the part of the synthetic world that a day belongs to."""
+    slot = day.toordinal() * 13 // 7 % _SLOT_COUNT
+    return get_part_of_slot(slot, _SLOT_COUNT)
 
 
-def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
+def write_calendar_phenomenon(random: Random, part: WorldPart, wording_set: WordingSet) -> Phenomenon:
     """Write a sentence or question about today's date on a page about some event, with a calendar call.
 
-    As an example, "The current day of the week is" before the call, its result "Today is Sunday, May 3, 2009.", and
-    " Sunday, dear readers." behind it. part: of the synthetic world; each of its three parts has days of its own.
+    Args:
+        random: The source of the draws.
+        part: The part of the synthetic world that the date belongs to. Each part has days of its own.
+        wording_set: "seen" or "unseen" templates.
+
+    Example:
+        The text "The current day of the week is", a call with the result "Today is Sunday, May 3, 2009.", and the
+        text " Sunday, dear readers.".
     """
     day = draw_day(random, part)
-    [slot] = random.choices(SLOTS, SLOT_WEIGHTS)  # the part of the date that the text says
-    written = _write_text_before_date(random, slot, wordings)
-    answer = format_date_part(day, slot)
+    [date_part] = random.choices(DATE_PARTS, DATE_PART_WEIGHTS)
+    text_before_date = _write_text_before_date(random, date_part, wording_set)
+    answer = format_date_part(day, date_part)
     ending = random.choice(get_word_list("tails", "calendar"))
+
     return Phenomenon(
         tool="calendar",
-        before=written.text,
-        after=f" {answer}{ending}",
+        text_before_call=text_before_date.text,
+        text_after_call=f" {answer}{ending}",
         input="",
         result=format_calendar_result(day),
         answer=answer,
-        wording=f"calendar/{slot}/{wordings}/{written.wording}",
-        date=day,
+        wording_name=f"calendar/{date_part}/{wording_set}/{text_before_date.wording_name}",
+        page_date=day,
     )
 
 
-def _write_text_before_date(random: Random, slot: str, wordings: WordingSet) -> Worded:
-    """Write a sentence or question up to today's date. `slot`: the part of the date that follows."""
+def _write_text_before_date(random: Random, date_part: str, wording_set: WordingSet) -> WordedText:
+    """Write a sentence or question up to the place where it tells today's date.
+
+    Args:
+        random: The source of the draws.
+        date_part: The part of the date that follows, such as "weekday".
+        wording_set: "seen" or "unseen" templates.
+    """
     is_question = random.random() < QUESTION_SHARE
     event = random.choice(get_word_list("calendar", "events"))
-    templates = get_date_templates(slot, wordings)
-    written = fill_template(random, templates, {"event": event}, is_question=is_question)
-    if is_question:
-        return written._replace(text=type_question(random, written.text))
-    return written
+
+    templates = get_date_templates(date_part, wording_set)
+    written = fill_random_template(random, templates, {"event": event}, is_question=is_question)
+    if not is_question:
+        return written
+
+    typed_question = make_typed_question(random, written.text)
+    return WordedText(typed_question, written.wording_name)
 
 
-def format_date_part(day: datetime.date, slot: str) -> str:
-    """Return a part of a date in words, such as `Sunday` for the slot "weekday".
+def format_date_part(day: datetime.date, date_part: str) -> str:
+    """Return a part of a date in words.
 
-    `slot`: "weekday", "month" (`May`), "month_day" (`May 3`), "year" or "full" (`May 3, 2009`).
+    Args:
+        day: The date.
+        date_part: "weekday" ("Sunday"), "month" ("May"), "month_day" ("May 3"), "year" ("2009") or "full"
+            ("May 3, 2009").
+
+    Raises:
+        KeyError: There is no such part.
     """
     month = MONTHS[day.month - 1]
     month_day = f"{month} {day.day}"
-    forms = {
+    text_by_part = {
         "weekday": WEEK_DAYS[day.weekday()],
         "month": month,
         "month_day": month_day,
         "year": str(day.year),
         "full": f"{month_day}, {day.year}",
     }
-    return forms[slot]
+    return text_by_part[date_part]
 
 
 def format_calendar_result(day: datetime.date) -> str:
-    """Return the calendar's result on that day (paper, section 3)."""
-    return f"Today is {format_date_part(day, 'weekday')}, {format_date_part(day, 'full')}."
+    """Return what the calendar tool returns on a day (paper, section 3), such as "Today is Sunday, May 3, 2009."."""
+    weekday = format_date_part(day, "weekday")
+    date = format_date_part(day, "full")
+    return f"Today is {weekday}, {date}."

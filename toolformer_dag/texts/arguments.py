@@ -14,40 +14,45 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from toolformer_dag.texts.written_schemas import build_value_schemas, matches, unwritable
+from toolformer_dag.texts.written_schemas import build_value_schemas, find_compile_fault, has_pattern_match
 
 Schema = Mapping[str, Any]
 """A JSON schema of an object: `properties`, `required`, `$defs`."""
-MAX_PROPERTIES = 64
+MAX_ARGUMENTS = 64
 """Arguments that a tool may have."""
 MAX_SCHEMA_CHARACTERS = 100_000
 """Characters of the largest schema that is read, written as JSON."""
-MAX_CHECKS = 20_000
+MAX_RULE_CHECKS = 20_000
 """Rules of a schema that are applied to the arguments of a call. A schema can double its rules at each level."""
-MAX_REASON = 60
+MAX_REASON_NAME_CHARACTERS = 60
 """Characters of a name in a reason."""
-_NAME = re.compile(r"[^\W\d]\w*")
+_ARGUMENT_NAME_PATTERN = re.compile(r"[^\W\d]\w*")
 """The name of an argument: a word that does not begin with a digit."""
-_NAME_AND_EQUALS = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
+_ARGUMENT_NAME_AND_EQUALS_PATTERN = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 """The name of an argument and the sign after it: `city=`."""
-_COMMA = re.compile(r"\s*,\s*")
+_COMMA_PATTERN = re.compile(r"\s*,\s*")
 
 
 def _parse_finite_number(text: str) -> float:
-    """Parse a number of JSON. Raises ValueError for NaN, infinity, and a number that overflows a float."""
+    """Parse a number of JSON.
+
+    Raises:
+        ValueError: The number is NaN or infinite, or overflows a float.
+    """
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text[:20]} is not finite")
     return number
 
 
-_DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_parse_finite_number)
+_JSON_DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_parse_finite_number)
 
 
 class BadArguments(ValueError):
     """A text that is not valid as the arguments of a tool.
 
-    reason: why, in a short text that is the same for equal mistakes, so that reasons can be counted.
+    Attributes:
+        reason: Why it is not valid. The text is short and the same for equal mistakes, so that reasons can be counted.
     """
 
     def __init__(self, reason: str) -> None:
@@ -57,16 +62,18 @@ class BadArguments(ValueError):
 
 def list_argument_names(schema: Schema) -> list[str]:
     """Return the names of a schema's arguments in the order in which they are written, required ones first."""
-    required = _get_required_names(schema)
-    names = dict.fromkeys([*_get_properties(schema), *required])
-    return sorted(names, key=lambda name: name not in required)
+    required_names = _get_required_names(schema)
+    distinct_names = dict.fromkeys([*_get_properties(schema), *required_names])
+    return sorted(distinct_names, key=lambda name: name not in required_names)
 
 
 def _get_required_names(schema: Schema) -> list[str]:
+    """Return the names of the arguments without which a call is not valid."""
     return list(schema.get("required") or ())
 
 
 def _get_properties(schema: Schema) -> Mapping[str, Any]:
+    """Return the schema of each argument by its name."""
     return schema.get("properties") or {}
 
 
@@ -83,12 +90,12 @@ def parse_arguments(text: str, schema: Schema) -> dict[str, Any]:
             - `bad_arguments`: the text is not of the form `name=value, name=value`
             - `twice: NAME`, `unknown: NAME`, `missing: NAME`
             - `bad_arguments: NAME is no integer` and the like: a value breaks a rule of the schema
-            - `bad_arguments: over_budget`: the check takes too long, or too many rules (MAX_CHECKS)
+            - `bad_arguments: over_budget`: the check takes too long, or too many rules (MAX_RULE_CHECKS)
             - `bad_arguments: ...` about a reference or patternProperties: the schema itself cannot be applied
     """
     arguments = _parse_named_arguments(text)
-    _check_names(arguments, schema)
-    _check_values(arguments, schema)
+    _check_argument_names(arguments, schema)
+    _check_argument_values(arguments, schema)
     return arguments
 
 
@@ -102,18 +109,20 @@ def _parse_named_arguments(text: str) -> dict[str, Any]:
 
     reader = _ArgumentReader(text.strip())
     while not reader.is_at_end:
-        if arguments:
-            reader.match(_COMMA)
-        key = reader.match(_NAME_AND_EQUALS)
-        name = key[1]
+        if arguments:  # before all arguments but the first
+            reader.read_match(_COMMA_PATTERN)
+
+        name_and_equals = reader.read_match(_ARGUMENT_NAME_AND_EQUALS_PATTERN)
+        name = name_and_equals[1]
         if name in arguments:
             raise BadArguments(f"twice: {name}")
-        arguments[name] = reader.json_value()
+
+        arguments[name] = reader.read_json_value()
     return arguments
 
 
 class _ArgumentReader:
-    """Reads a text from its beginning to its end; each method raises BadArguments if the text goes on otherwise."""
+    """Reads the arguments of a call from the beginning of the text to its end, one part after another."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -124,25 +133,33 @@ class _ArgumentReader:
         """Whether the whole text was read."""
         return self._position >= len(self._text)
 
-    def match(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        """Read what a pattern matches at the current position."""
+    def read_match(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        """Read the part of the text that a pattern matches at the current position, and move behind it.
+
+        Raises:
+            BadArguments: The pattern does not match there.
+        """
         match = pattern.match(self._text, self._position)
         if match is None:
             raise BadArguments("bad_arguments")
         self._position = match.end()
         return match
 
-    def json_value(self) -> Any:
-        """Parse the JSON value at the current position."""
+    def read_json_value(self) -> Any:
+        """Parse the JSON value at the current position, and move behind it.
+
+        Raises:
+            BadArguments: There is no JSON value, or it holds half a surrogate pair, which no text can hold.
+        """
         try:
-            value, self._position = _DECODER.raw_decode(self._text, self._position)
+            value, self._position = _JSON_DECODER.raw_decode(self._text, self._position)
             json.dumps(value, ensure_ascii=False).encode()  # raises ValueError for half a surrogate pair
         except (ValueError, RecursionError) as error:
             raise BadArguments("bad_arguments") from error
         return value
 
 
-def _check_names(arguments: Mapping[str, Any], schema: Schema) -> None:
+def _check_argument_names(arguments: Mapping[str, Any], schema: Schema) -> None:
     """Check that all names are in the schema, and that no required argument is missing.
 
     Raises:
@@ -150,21 +167,21 @@ def _check_names(arguments: Mapping[str, Any], schema: Schema) -> None:
     """
     takes_any_name = schema.get("additionalProperties") is True
 
-    unknown = arguments.keys() - set(list_argument_names(schema))
-    if unknown and not takes_any_name:
-        raise BadArguments(f"unknown: {_format_first_name(unknown)}")
+    unknown_names = arguments.keys() - set(list_argument_names(schema))
+    if unknown_names and not takes_any_name:
+        raise BadArguments(f"unknown: {_format_first_name(unknown_names)}")
 
-    missing = set(_get_required_names(schema)) - arguments.keys()
-    if missing:
-        raise BadArguments(f"missing: {_format_first_name(missing)}")
+    missing_names = set(_get_required_names(schema)) - arguments.keys()
+    if missing_names:
+        raise BadArguments(f"missing: {_format_first_name(missing_names)}")
 
 
 def _format_first_name(names: Collection[str]) -> str:
-    """Return the alphabetically first name, cut to MAX_REASON characters."""
-    return min(names)[:MAX_REASON]
+    """Return the alphabetically first name, cut to MAX_REASON_NAME_CHARACTERS."""
+    return min(names)[:MAX_REASON_NAME_CHARACTERS]
 
 
-def _check_values(arguments: Mapping[str, Any], schema: Schema) -> None:
+def _check_argument_values(arguments: Mapping[str, Any], schema: Schema) -> None:
     """Check the values against the rules of the schema.
 
     Raises:
@@ -176,8 +193,8 @@ def _check_values(arguments: Mapping[str, Any], schema: Schema) -> None:
         return
 
     error = min(errors, key=_get_error_path)
-    name = ".".join(_get_error_path(error))[:MAX_REASON]
-    subject = name or "they"  # without a name, the rule is about the arguments as a whole
+    dotted_path = ".".join(_get_error_path(error))
+    subject = dotted_path[:MAX_REASON_NAME_CHARACTERS] or "they"  # without a path, it is about all arguments together
     raise BadArguments(f"bad_arguments: {subject} {_describe_broken_rule(error)}")
 
 
@@ -193,18 +210,19 @@ def _list_schema_errors(arguments: Mapping[str, Any], schema: Schema) -> list[An
         An error of the library jsonschema for each rule that a value breaks.
 
     Raises:
-        BadArguments: The check needs too many rules, too much time or too deep a recursion (OVER_BUDGET), or
+        BadArguments: The check needs too many rules, too much time or too deep a recursion (OVER_BUDGET_REASON), or
             the schema itself cannot be applied, for example because one of its references leads nowhere.
     """
     from referencing.exceptions import Unresolvable
 
     validator = _build_validator(json.dumps(schema))
-    _budget.begin()  # MAX_CHECKS rules: each rule that the validator applies spends one; the next raises BadArguments
+    # Each rule that the validator applies spends one of MAX_RULE_CHECKS. One more raises BadArguments.
+    _rule_budget.reset()
     try:
         return list(validator.iter_errors(dict(arguments)))
-    except (RecursionError, TimeoutError) as error:  # TimeoutError: from a pattern with look-around
-        raise BadArguments(OVER_BUDGET) from error
-    except Unresolvable as error:  # in a keyword that `find_schema_fault` does not look at
+    except (RecursionError, TimeoutError) as error:  # a pattern with look-around raises TimeoutError
+        raise BadArguments(OVER_BUDGET_REASON) from error
+    except Unresolvable as error:  # for a reference in a keyword that `find_schema_fault` does not look at
         raise BadArguments("bad_arguments: a reference of the schema leads nowhere") from error
 
 
@@ -232,79 +250,87 @@ def _describe_broken_rule(error: Any) -> str:
             return f"breaks {rule}"
 
 
-OVER_BUDGET = "bad_arguments: over_budget"
-"""The reason for arguments whose check takes more than MAX_CHECKS rules, Python's stack, or PATTERN_SECONDS."""
+OVER_BUDGET_REASON = "bad_arguments: over_budget"
+"""The reason for arguments whose check takes more than MAX_RULE_CHECKS rules, Python's stack, or too much time."""
 
 
-class _Budget(threading.local):
-    """How many rules may still be applied to the arguments of one call; every thread has its own number.
+class _RuleBudget(threading.local):
+    """The number of rules that may still be applied to the arguments of one call. Every thread has its own number.
 
-    `begin` sets the number to MAX_CHECKS before the arguments of a call are checked. Each rule of a validator spends 1.
+    `reset` sets the number to MAX_RULE_CHECKS before the arguments of a call are checked. Each rule of a validator
+    spends one.
     """
 
-    left = 0
+    remaining_rules = 0
 
-    def begin(self) -> None:
-        self.left = MAX_CHECKS
+    def reset(self) -> None:
+        """Allow MAX_RULE_CHECKS further rules."""
+        self.remaining_rules = MAX_RULE_CHECKS
 
-    def spend(self) -> None:
-        """Count one rule. Raises BadArguments if the budget was spent before."""
-        self.left -= 1
-        if self.left < 0:
-            raise BadArguments(OVER_BUDGET)
+    def spend_one_rule(self) -> None:
+        """Count a rule that is about to be applied.
+
+        Raises:
+            BadArguments: No further rule may be applied.
+        """
+        self.remaining_rules -= 1
+        if self.remaining_rules < 0:
+            raise BadArguments(OVER_BUDGET_REASON)
 
 
-_budget = _Budget()
+_rule_budget = _RuleBudget()
 
 
 @cache
-def _build_validator(schema: str) -> Any:
+def _build_validator(schema_json: str) -> Any:
     """Build a jsonschema validator that takes limited time and never uses the network.
 
     Args:
-        schema: The schema as JSON.
+        schema_json: The schema as JSON.
     """
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
 
-    parsed_schema = json.loads(schema)
+    parsed_schema = json.loads(schema_json)
 
     validator_class = validator_for(parsed_schema, Draft202012Validator)
     limited_class = _build_limited_validator_class(validator_class)
-    no_references = Registry()  # else jsonschema would fetch them from the network
-    return limited_class(parsed_schema, registry=no_references)
+    empty_registry = Registry()  # without it, jsonschema would fetch referenced schemas from the network
+    return limited_class(parsed_schema, registry=empty_registry)
 
 
 def _build_limited_validator_class(validator_class: Any) -> Any:
     """Copy a validator class of jsonschema so that its checks end in limited time for any schema.
 
-    In the copy, each rule spends 1 of `_budget`, the number of rules that may still be applied to this call.
+    In the copy, each rule spends one of `_rule_budget`, the number of rules that may still be applied to this call.
     A pattern takes limited time, and `multipleOf` is computed exactly.
     """
     from jsonschema.validators import extend
 
-    rules = {
+    rules_by_keyword = {
         **validator_class.VALIDATORS,
         "pattern": _iter_pattern_errors,
         "multipleOf": _iter_multiple_of_errors,
-    }  # keyword -> function
-
-    counted_rules = {keyword: _with_budget(rule) for keyword, rule in rules.items()}
-
-    limited_class: Any = extend(validator_class, counted_rules)  # the class with these rules in place of its own
+    }
+    counted_rules = {keyword: _wrap_rule_with_budget(rule) for keyword, rule in rules_by_keyword.items()}
+    limited_class: Any = extend(validator_class, counted_rules)
 
     # jsonschema calls `evolve` for each schema inside the schema. Without this, those could escape the counted rules.
-    limited_class.evolve = _with_same_rules(limited_class.evolve)
+    limited_class.evolve = _wrap_evolve_with_counted_rules(limited_class.evolve)
     return limited_class
 
 
-def _with_same_rules(evolve: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_evolve_with_counted_rules(evolve: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap jsonschema's method `evolve` so that rules of inner schemas are counted as well.
 
     jsonschema calls this method to make the validator of a schema inside another schema.
     """
 
     def evolve_with_same_rules(validator: Any, *, schema: Any, **changes: Any) -> Any:
+        """Make the validator of an inner schema, which is of the class of `validator` and so counts rules too.
+
+        A "$schema" in the inner schema would make jsonschema choose another class.
+        """
         if isinstance(schema, dict):
             schema = _build_safe_inner_schema(schema)
         return evolve(validator, schema=schema, **changes)
@@ -318,38 +344,50 @@ def _build_safe_inner_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         BadArguments: The schema has patternProperties, whose names are matched without a time limit.
     """
-    # `find_schema_fault` refuses most patternProperties before; a "$dynamicRef" is only followed here.
+    # `find_schema_fault` has refused most patternProperties before. But where a "$dynamicRef" leads is only known while
+    # values are checked, so the schemas there are checked here.
     if schema.get("patternProperties"):
         raise BadArguments("bad_arguments: the schema has patternProperties")
     return {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
 
 
-def _with_budget(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rule of a validator that spends 1 of `_budget` each time it is applied."""
+def _wrap_rule_with_budget(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a rule of a validator, so that it spends one of `_rule_budget` each time it is applied."""
 
-    def counted(*arguments: Any) -> Any:
-        _budget.spend()
+    def counted_rule(*arguments: Any) -> Any:
+        """Count the rule, then apply it. Raises BadArguments if no further rule may be applied."""
+        _rule_budget.spend_one_rule()
         return rule(*arguments)
 
-    return counted
+    return counted_rule
 
 
 def _iter_pattern_errors(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
-    """Yield an error if a text does not match `pattern`. This replaces jsonschema's rule for `pattern`."""
+    """Yield an error if a text does not match a pattern. This replaces jsonschema's rule for `pattern`.
+
+    Raises:
+        TimeoutError: The search for the pattern took too long.
+        ValueError: The pattern is not a regular expression.
+    """
     from jsonschema.exceptions import ValidationError
 
-    if isinstance(value, str) and not matches(pattern, value):
+    if not isinstance(value, str):
+        return
+    if not has_pattern_match(pattern, value):
         yield ValidationError("it does not match")
 
 
 def _iter_multiple_of_errors(validator: Any, divisor: float, value: Any, schema: Any) -> Iterator[Any]:
-    """Yield an error if a number is no multiple of `divisor`. This replaces jsonschema's rule for `multipleOf`.
+    """Yield an error if a number is not a multiple of another one. This replaces jsonschema's rule for `multipleOf`.
 
     The numbers are compared as exact decimals, because as floats 4.02 would be no multiple of 0.01.
     """
     from jsonschema.exceptions import ValidationError
 
-    if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(divisor)):
+    if not validator.is_type(value, "number"):
+        return
+    remainder = Fraction(str(value)) % Fraction(str(divisor))
+    if remainder:
         yield ValidationError("it is no multiple")
 
 
@@ -361,24 +399,26 @@ def format_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
     """
     names_in_order = dict.fromkeys([*list_argument_names(schema), *arguments])
 
-    written = []
+    written_arguments = []
     for name in names_in_order:
         if name not in arguments:
             continue
         value = arguments[name]
-        if not _is_default(name, value, schema):
-            written.append(f"{name}={json.dumps(value, ensure_ascii=False)}")
-    return ", ".join(written)
+        if not _can_omit_argument(name, value, schema):
+            value_json = json.dumps(value, ensure_ascii=False)
+            written_arguments.append(f"{name}={value_json}")
+    return ", ".join(written_arguments)
 
 
-def _is_default(name: str, value: object, schema: Schema) -> bool:
+def _can_omit_argument(argument_name: str, value: object, schema: Schema) -> bool:
     """Check whether an argument can be left out: it is optional, and its value is the default in the schema."""
-    value_schema = _get_properties(schema).get(name)
-    if name in _get_required_names(schema):
+    if argument_name in _get_required_names(schema):
         return False
 
+    value_schema = _get_properties(schema).get(argument_name)
     if not isinstance(value_schema, Mapping) or "default" not in value_schema:
         return False
+    # As JSON, 1 and True differ, which are equal in Python.
     return json.dumps(value_schema["default"]) == json.dumps(value)
 
 
@@ -387,7 +427,7 @@ def find_schema_fault(schema: Schema) -> str | None:
 
     These schemas are refused:
     - anything but a JSON schema of an object, and schemas of more than MAX_SCHEMA_CHARACTERS
-    - more than MAX_PROPERTIES names, and names that are no words
+    - more than MAX_ARGUMENTS names, and names that are not words
     - `patternProperties`, references that lead nowhere, and arguments that are named only under `anyOf` and the like
     - a schema that llguidance, the library of constrained decoding, cannot compile
 
@@ -397,34 +437,34 @@ def find_schema_fault(schema: Schema) -> str | None:
         A message with the reason, or None if the tool can be called.
     """
     try:
-        text = json.dumps(schema)
-        if len(text) > MAX_SCHEMA_CHARACTERS:
-            return f"its schema has {len(text):,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
-        return _find_fault_of_json(text)
-    except Exception as error:  # noqa: BLE001 - libraries raise anything for what is no schema
+        schema_json = json.dumps(schema)
+        if len(schema_json) > MAX_SCHEMA_CHARACTERS:
+            return f"its schema has {len(schema_json):,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
+        return _find_schema_json_fault(schema_json)
+    except Exception as error:  # noqa: BLE001 - for values that are not schemas, libraries raise any error
         return f"its schema cannot be read ({type(error).__name__})"
 
 
 @cache  # each command loads its tools twice
-def _find_fault_of_json(schema_json: str) -> str | None:
+def _find_schema_json_fault(schema_json: str) -> str | None:
     """Find out why a schema cannot describe the named arguments of a call.
 
     Args:
         schema_json: The schema as JSON.
 
     Returns:
-        A message with the reason, or None if it can.
+        A message with the reason, or None if the schema can.
     """
     schema = json.loads(schema_json)
     return (
-        _find_fault_of_form(schema)
-        or _find_fault_of_type(schema)
-        or _find_fault_of_names(list_argument_names(schema))
-        or _find_fault_of_values(schema_json)
+        _find_invalid_schema_fault(schema)
+        or _find_schema_type_fault(schema)
+        or _find_argument_name_fault(list_argument_names(schema))
+        or _find_argument_value_fault(schema_json)
     )
 
 
-def _find_fault_of_form(schema: Any) -> str | None:
+def _find_invalid_schema_fault(schema: Any) -> str | None:
     """Check that a value is a JSON schema.
 
     Returns:
@@ -435,7 +475,7 @@ def _find_fault_of_form(schema: Any) -> str | None:
     from jsonschema.validators import Draft202012Validator, validator_for
 
     validator_class = validator_for(schema, Draft202012Validator)
-    no_formats = FormatChecker(())  # else a pattern that Python's `re` cannot read is refused
+    no_formats = FormatChecker(())  # with formats, a pattern that Python's `re` cannot read would be refused
 
     try:
         validator_class.check_schema(schema, format_checker=no_formats)
@@ -445,11 +485,11 @@ def _find_fault_of_form(schema: Any) -> str | None:
     return None
 
 
-def _find_fault_of_type(schema: Schema) -> str | None:
-    """Check that a schema describes an object, which is also assumed if it has no type.
+def _find_schema_type_fault(schema: Schema) -> str | None:
+    """Check that a schema describes an object. A schema without a type is assumed to do so.
 
     Returns:
-        A message with the other type, or None for an object.
+        A message with the types that it describes instead, or None.
     """
     types = schema.get("type", "object")
     if isinstance(types, str):
@@ -460,56 +500,61 @@ def _find_fault_of_type(schema: Schema) -> str | None:
     return f"its arguments are no object but {' or '.join(types)}"
 
 
-def _find_fault_of_names(names: list[str]) -> str | None:
+def _find_argument_name_fault(argument_names: list[str]) -> str | None:
     """Check that a call can have arguments with these names.
 
     Returns:
         A message with what is wrong, or None.
     """
-    if len(names) > MAX_PROPERTIES:
-        return f"it takes {len(names)} arguments; a call has at most {MAX_PROPERTIES}"
+    if len(argument_names) > MAX_ARGUMENTS:
+        return f"it takes {len(argument_names)} arguments; a call has at most {MAX_ARGUMENTS}"
 
-    for name in names:
-        if not _NAME.fullmatch(name):
+    for name in argument_names:
+        if not _ARGUMENT_NAME_PATTERN.fullmatch(name):
             return f"the argument {name[:40]!r} is not a word, so no call can name it"
     return None
 
 
-def _find_fault_of_values(schema_json: str) -> str | None:
+def _find_argument_value_fault(schema_json: str) -> str | None:
     """Check that decoding can write a value for each argument of a schema.
 
     Returns:
         A message with what is wrong, or None.
     """
-    names = list_argument_names(json.loads(schema_json))
+    argument_names = list_argument_names(json.loads(schema_json))
     try:
-        written = build_value_schemas(schema_json, tuple(names))
+        written_values = build_value_schemas(schema_json, tuple(argument_names))
     except ValueError as error:
         return str(error)
 
-    if written.required_in_parts:  # {"id"} for {"anyOf": [{"required": ["id"]}]}: no rule of the grammar would write it
-        names_in_parts = ", ".join(sorted(written.required_in_parts))[:100]
+    # Such as {"id"} for {"anyOf": [{"required": ["id"]}]}. No rule of the grammar would write these arguments.
+    if written_values.required_in_parts:
+        names_in_parts = ", ".join(sorted(written_values.required_in_parts))[:100]
         where = "stand under anyOf, oneOf, allOf or $ref alone"
         return f"its arguments {names_in_parts} {where}; a call names those of properties"
 
-    return _find_unwritable_argument(written.schemas)
+    return _find_unwritable_argument_fault(written_values.schemas_by_argument)
 
 
-def _find_unwritable_argument(value_schemas: Mapping[str, str]) -> str | None:
-    """Return the first argument whose schema llguidance cannot compile, and why: "city: REASON"; None without one."""
-    for name, value_schema in value_schemas.items():
-        fault = unwritable(value_schema)
+def _find_unwritable_argument_fault(value_schemas_by_argument: Mapping[str, str]) -> str | None:
+    """Find the first argument for which decoding cannot write a value, because llguidance cannot compile its schema.
+
+    Returns:
+        The argument and the reason, such as "city: it is too large", or None if there is no such argument.
+    """
+    for name, value_schema in value_schemas_by_argument.items():
+        fault = find_compile_fault(value_schema)
         if fault is not None:
             return f"{name}: {fault}"
     return None
 
 
-def build_argument_rules(schema: Schema, rule: str) -> list[str]:
+def build_argument_grammar_rules(schema: Schema, rule_name: str) -> list[str]:
     """Build grammar rules for the arguments of a tool, so that decoding writes them as `format_arguments` does.
 
     Args:
         schema: The schema of the arguments.
-        rule: The name of the first rule.
+        rule_name: The name of the first rule.
 
     Returns:
         Lines in llguidance's Lark syntax. For a required `city`, an optional `days` and the rule name "a0" they are
@@ -520,63 +565,63 @@ def build_argument_rules(schema: Schema, rule: str) -> list[str]:
             a0_1: "days=" a0_1v
             a0_1v: %json {...}
     """
-    names = list_argument_names(schema)
-    value_schemas = build_value_schemas(
-        json.dumps(schema), tuple(names)
-    ).schemas  # argument -> schema of its value, in JSON
+    argument_names = tuple(list_argument_names(schema))
+    written_values = build_value_schemas(json.dumps(schema), argument_names)
+    value_schemas = written_values.schemas_by_argument  # the schema of each argument's value, in JSON
 
-    rule_of_argument = {name: f"{rule}_{number}" for number, name in enumerate(value_schemas)}
-    arguments_in_order = _join_in_order(rule_of_argument, _get_required_names(schema))  # 'a0_0 (", " a0_1)?'
+    rule_names = {name: f"{rule_name}_{number}" for number, name in enumerate(value_schemas)}  # {"city": "a0_0"}
+    arguments_in_order = _join_argument_rules(rule_names, _get_required_names(schema))  # 'a0_0 (", " a0_1)?'
 
-    lines = [f"{rule}: {arguments_in_order}"]
-    for name, argument_rule in rule_of_argument.items():
-        lines += _build_rules_of_argument(name, argument_rule, value_schemas[name])
+    lines = [f"{rule_name}: {arguments_in_order}"]
+    for argument_name, argument_rule in rule_names.items():
+        lines += _build_grammar_rules_of_argument(argument_name, argument_rule, value_schemas[argument_name])
     return lines
 
 
-def _build_rules_of_argument(name: str, rule: str, value_schema: str) -> list[str]:
+def _build_grammar_rules_of_argument(argument_name: str, rule_name: str, value_schema_json: str) -> list[str]:
     """Return the grammar rules of one argument: `a0_0: "city=" a0_0v` and `a0_0v: %json {...}`."""
-    name_and_equals = json.dumps(f"{name}=")
+    name_and_equals = json.dumps(f"{argument_name}=")
     return [
-        f"{rule}: {name_and_equals} {rule}v",
-        f"{rule}v: %json {value_schema}",
+        f"{rule_name}: {name_and_equals} {rule_name}v",
+        f"{rule_name}v: %json {value_schema_json}",
     ]
 
 
-def _join_in_order(rule_of_argument: Mapping[str, str], required: Collection[str]) -> str:
+def _join_argument_rules(rule_names_by_argument: Mapping[str, str], required_names: Collection[str]) -> str:
     """Build the part of a grammar rule that says in which order the arguments of a call follow each other.
 
     Args:
-        rule_of_argument: The name of the rule for each argument.
-        required: The names of the required arguments, which come first.
+        rule_names_by_argument: The name of the rule for each argument.
+        required_names: The names of the required arguments, which come first.
 
     Returns:
         For the required rule a0_0 and the optional rule a0_1: 'a0_0 (", " a0_1)?'
     """
-    required_rules = [rule for name, rule in rule_of_argument.items() if name in required]
-    optional_rules = [rule for name, rule in rule_of_argument.items() if name not in required]
+    required_rules = [rule for name, rule in rule_names_by_argument.items() if name in required_names]
+    optional_rules = [rule for name, rule in rule_names_by_argument.items() if name not in required_names]
 
     if not required_rules:
-        return _join_only_optional(optional_rules)
-    return ' ", " '.join(required_rules) + _join_optional_after_others(optional_rules)
+        return _join_only_optional_rules(optional_rules)
+    return ' ", " '.join(required_rules) + _join_optional_rules_after_others(optional_rules)
 
 
-def _join_optional_after_others(rules: list[str]) -> str:
+def _join_optional_rules_after_others(rule_names: list[str]) -> str:
     """Return the rule text of optional arguments after others: ' (", " a)? (", " b)?' for the rules a and b."""
-    return "".join(f' (", " {rule})?' for rule in rules)
+    return "".join(f' (", " {rule})?' for rule in rule_names)
 
 
-def _join_only_optional(rules: list[str]) -> str:
+def _join_only_optional_rules(rule_names: list[str]) -> str:
     """Build the part of a grammar rule for a call whose arguments are all optional.
 
     Returns:
         For the rules a and b: '(a (", " b)? | b)?'
     """
-    if not rules:
+    if not rule_names:
         return '""'
 
     alternatives = []
-    for number, first_rule in enumerate(rules):  # any may be the first, which has no comma before it
-        later_rules = rules[number + 1 :]
-        alternatives.append(first_rule + _join_optional_after_others(later_rules))
+    # Any argument may be the first one, which has no comma before it.
+    for number, first_rule in enumerate(rule_names):
+        later_rules = rule_names[number + 1 :]
+        alternatives.append(first_rule + _join_optional_rules_after_others(later_rules))
     return f"({' | '.join(alternatives)})?"

@@ -16,53 +16,57 @@ TokenOffsets = Sequence[int] | NDArray[np.integer]
 """For each token of a text the character at which it begins, ascending: [0, 2, 3] for the tokens `is`, ` `, `215`.
 
 Several tokens may begin at one character, as those of a character of several bytes; the first of them counts."""
-VERSION = 1
+CALL_PLACES_VERSION = 1
 """Raised when the same text and tokens would give other places; samples and losses are not computed again then."""
 
 
 class CallPlace(NamedTuple):
     """A place of a text at which a call may stand.
 
-    In `is 215` with the tokens `is`, ` `, `215`, the place before the number is CallPlace(offset=2, token=1,
-    position=2): the call is written before the space, sampled before the token ` `, and judged from the token `215`.
+    In `is 215` with the tokens `is`, ` `, `215`, the place before the number is CallPlace(char_offset=2,
+    sampling_token_index=1, position=2): the call is written before the space, sampled before the token ` `, and judged
+    from the token `215`.
     """
 
-    offset: int
+    char_offset: int
     """The character before which the call is written. The white space before x_i stands after the call."""
-    token: int
+    sampling_token_index: int
     """The index of the token before which calls are sampled: the first that begins in this white space, else x_i."""
     position: int
     """The index i of x_i, the first token after the call that is not only white space. The loss is taken from it on."""
 
 
-def find_place_of_token(text: str, token_offsets: TokenOffsets, token: int) -> CallPlace | None:
+def find_call_place_at_token(text: str, token_offsets: TokenOffsets, token_index: int) -> CallPlace | None:
     """Find the place of a call that is sampled before a token.
 
     Example:
         The text `is 215` has the tokens `is`, ` ` and `215` at the offsets [0, 2, 3]. For token 1 the place is
-        CallPlace(offset=2, token=1, position=2): the call is written before the space, and its loss is computed
-        from the token `215` on.
+        CallPlace(char_offset=2, sampling_token_index=1, position=2): the call is written before the space, and its
+        loss is computed from the token `215` on.
 
     Args:
-        token_offsets: For each token, the offset in the text at which it begins.
-        token: The index of the token.
+        text: The text.
+        token_offsets: For each token, the offset in the text at which it begins. Shape: (tokens,).
+        token_index: The index of the token.
 
     Returns:
         The place. None if only white space follows, or if an earlier token has the same place (as for token 2
         in the example).
     """
-    space = _find_white_space_around(text, int(token_offsets[token]))  # empty if none is around the token's beginning
-    if space.end == len(text):
+    token_start = int(token_offsets[token_index])
+    space = _find_white_space_around(text, token_start)  # may be empty
+
+    only_space_follows = space.end == len(text)
+    if only_space_follows:
         return None
 
-    earlier_token_has_place = token > 0 and token_offsets[token - 1] >= space.start
+    earlier_token_has_place = token_index > 0 and token_offsets[token_index - 1] >= space.start
     if earlier_token_has_place:
         return None
 
-    first_visible_token = _find_token_holding(
-        token_offsets, space.end
-    )  # holds the first character after the white space
-    return CallPlace(offset=space.start, token=token, position=first_visible_token)
+    # The loss is computed from the token that holds the first character after the white space.
+    first_visible_token = _find_token_index_at_character(token_offsets, space.end)
+    return CallPlace(char_offset=space.start, sampling_token_index=token_index, position=first_visible_token)
 
 
 class _WhiteSpace(NamedTuple):
@@ -72,74 +76,91 @@ class _WhiteSpace(NamedTuple):
     end: int
 
 
-def _find_white_space_around(text: str, character: int) -> _WhiteSpace:
-    """Return the white space that contains a character, or ends right before it."""
-    end = len(text) - len(text[character:].lstrip())
+def _find_white_space_around(text: str, char_offset: int) -> _WhiteSpace:
+    """Find the white space that contains a character, or that ends right before it. It may be empty."""
+    end = len(text) - len(text[char_offset:].lstrip())
     start = len(text[:end].rstrip())
     return _WhiteSpace(start, end)
 
 
-def _find_token_holding(token_offsets: TokenOffsets, character: int) -> int:
-    """Return the index of the token that holds a character, the first one if several begin where it begins."""
-    tokens_until_character = int(np.searchsorted(token_offsets, character, side="right"))
+def _find_token_index_at_character(token_offsets: TokenOffsets, char_offset: int) -> int:
+    """Find the index of the token that holds a character, or of the first one if several begin at the same offset."""
+    tokens_until_character = int(np.searchsorted(token_offsets, char_offset, side="right"))
     token_start = int(token_offsets[tokens_until_character - 1])
-    return _find_first_token_from(token_offsets, token_start)
+    return _find_first_token_index_from(token_offsets, token_start)
 
 
-def _find_first_token_from(token_offsets: TokenOffsets, character: int) -> int:
-    """Return the index of the first token that begins at a character or after it."""
-    return int(np.searchsorted(token_offsets, character, side="left"))
+def _find_first_token_index_from(token_offsets: TokenOffsets, char_offset: int) -> int:
+    """Find the index of the first token that begins at an offset or after it. Without one, it is the token count."""
+    return int(np.searchsorted(token_offsets, char_offset, side="left"))
 
 
-def place_at(text: str, token_offsets: TokenOffsets, offset: int) -> CallPlace | None:
-    """Find the place of a call that somebody puts before the character at `offset`.
+def find_call_place_at_offset(text: str, token_offsets: TokenOffsets, char_offset: int) -> CallPlace | None:
+    """Find the place of a call that somebody puts before a character of a text.
 
-    White space around `offset` makes no difference: in `is 215` the offsets 2 and 3 give the same place.
+    White space around the character makes no difference: in `is 215` the offsets 2 and 3 give the same place.
+
+    Args:
+        text: The text.
+        token_offsets: For each token, the offset in the text at which it begins. Shape: (tokens,).
+        char_offset: The offset of the character.
 
     Returns:
-        The place. None if `offset` is outside the text, or if no token begins there (for example inside a word),
+        The place. None if `char_offset` is outside the text, or if no token begins there (for example inside a word),
         or if only white space follows.
     """
-    if not 0 <= offset < len(text):
+    if not 0 <= char_offset < len(text):
         return None
 
-    space = _find_white_space_around(text, offset)
+    space = _find_white_space_around(text, char_offset)
 
-    token_index = _find_first_token_from(token_offsets, space.start)
+    token_index = _find_first_token_index_from(token_offsets, space.start)
     if token_index == len(token_offsets):
         return None
     if token_offsets[token_index] > space.end:  # no token begins in the white space or right after it
         return None
 
-    return find_place_of_token(text, token_offsets, token_index)
+    return find_call_place_at_token(text, token_offsets, token_index)
 
 
-def find_sampling_token(text: str, token_offsets: TokenOffsets, position: int) -> int:
+def find_sampling_token_index(text: str, token_offsets: TokenOffsets, position: int) -> int:
     """Find the token before which a call is sampled, given the token from which its loss is computed.
 
     These differ if the white space between them is a token of its own: for position 2 of `is`, ` `, `215`
     the answer is 1.
+
+    Args:
+        text: The text.
+        token_offsets: For each token, the offset in the text at which it begins. Shape: (tokens,).
+        position: The index of the token from which the loss is computed.
     """
-    place = place_at(text, token_offsets, int(token_offsets[position]))
-    return position if place is None else place.token
+    token_start = int(token_offsets[position])
+    place = find_call_place_at_offset(text, token_offsets, token_start)
+    if place is None:
+        return position
+    return place.sampling_token_index
 
 
-def without_other_tokens(
-    text: str, token_offsets: TokenOffsets, probabilities: NDArray[np.float32], tau_s: float
+def zero_disallowed_probabilities(
+    text: str, token_offsets: TokenOffsets, call_probabilities: NDArray[np.float32], tau_s: float
 ) -> NDArray[np.float32]:
     """Set the probability of a call to 0 before tokens where no call may be written.
 
     Args:
-        token_offsets: For each token, the offset in the text at which it begins.
-        probabilities: For each token, the probability p_i of a call before it.
+        text: The text.
+        token_offsets: For each token, the offset in the text at which it begins. Shape: (tokens,).
+        call_probabilities: For each token, the probability p_i of a call before it. Shape: (tokens,).
         tau_s: Calls are sampled only where the probability is above this. Other tokens are not checked.
 
     Returns:
         A changed copy of the probabilities.
     """
-    allowed = probabilities.copy()
-    for token_index in np.flatnonzero(probabilities > tau_s).tolist():
-        # None: only white space follows, or the place is that of an earlier token in the same white space.
-        if find_place_of_token(text, token_offsets, token_index) is None:
-            allowed[token_index] = 0
-    return allowed
+    allowed_probabilities = call_probabilities.copy()
+    likely_token_indices = np.flatnonzero(call_probabilities > tau_s).tolist()
+
+    for token_index in likely_token_indices:
+        # There is no place if only white space follows, or if an earlier token has the same place.
+        place = find_call_place_at_token(text, token_offsets, token_index)
+        if place is None:
+            allowed_probabilities[token_index] = 0
+    return allowed_probabilities

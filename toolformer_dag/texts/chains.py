@@ -23,44 +23,51 @@ class ChainLink:
     result: str
 
 
-def to_chain_json(links: Sequence[ChainLink]) -> str:
-    """Return a chain as tables hold it, a list in JSON: '[{"tool": "QA", "input": "...", "result": "..."}]'."""
+def format_chain_json(links: Sequence[ChainLink]) -> str:
+    """Write a chain as JSON, as tables hold it: '[{"tool": "QA", "input": "...", "result": "..."}]'."""
     return orjson.dumps([asdict(link) for link in links]).decode()
 
 
-def parse_chain(chain: str | None) -> list[ChainLink]:
-    """Return the links that `to_chain_json` wrote; an empty list for None or "", where a call is no chain."""
-    if not chain:
+def parse_chain(chain_json: str | None) -> list[ChainLink]:
+    """Parse the calls of a chain that `format_chain_json` wrote.
+
+    Returns:
+        The calls with their results. The list is empty for None or "", which stand for a call without a chain.
+    """
+    if not chain_json:
         return []
-    return [ChainLink(**link) for link in orjson.loads(chain)]
+    return [ChainLink(**link) for link in orjson.loads(chain_json)]
 
 
-def chain_text(links: Sequence[ChainLink]) -> str:
-    """Return the chain e(c1, r1) e(c2, r2) ... as it stands in a text, in the paper's markers."""
+def format_chain_text(links: Sequence[ChainLink]) -> str:
+    """Write a chain as it stands in a text, with the paper's markers: " [QA(Who?) -> She] [WikiSearch(She) -> ...]"."""
     return "".join(format_call(Call(link.tool, link.input), link.result) for link in links)
 
 
-def hash_place(digest: str, position: int, chain: str) -> str:
-    """Return a hash of 32 hexadecimal digits for the place after a chain, at which a further call is sampled.
+def hash_chain_place(text_digest: str, position: int, chain_json: str) -> str:
+    """Compute a hash, 32 hexadecimal digits, of the place after a chain at which a further call is sampled.
 
-    digest: the hash of the text. position: the token before which the chain stands. chain: as tables hold it.
+    Args:
+        text_digest: The hash of the text.
+        position: The index of the token before which the chain stands.
+        chain_json: The chain as tables hold it.
     """
-    place = (digest, position, chain)
+    place = (text_digest, position, chain_json)
     return blake2b(repr(place).encode(), digest_size=16).hexdigest()
 
 
 class ChainedCall(NamedTuple):
-    """A call of a chain, after the calls before it with their real results, and after the same with one result swapped.
+    """A call of a chain, with two versions of the calls before it: with their real results, and with one swapped.
 
     For the second of two calls: " [QA(Who?) -> She]", " [QA(Who?) -> Rome]" and " [WikiSearch(She)]".
     """
 
-    before: str  # e(c1, r1) e(c2, r2) ...
-    before_with_swap: str  # the same, where one of the calls has a result of another call
-    call: str  # e(c), without its result
+    calls_before: str  # e(c1, r1) e(c2, r2) ...
+    calls_before_with_swap: str  # the same, where one of the calls has a result of another call
+    call_text: str  # e(c), without its result
 
 
-def other_results(links: Sequence[ChainLink], others: Sequence[str]) -> list[ChainedCall]:
+def build_swap_comparisons(links: Sequence[ChainLink], replacement_results: Sequence[str]) -> list[ChainedCall]:
     """Build comparisons that show whether the calls of a chain need the results before them.
 
     Each comparison has a call after its real chain, and after the same chain with one result swapped. For three calls,
@@ -68,30 +75,38 @@ def other_results(links: Sequence[ChainLink], others: Sequence[str]) -> list[Cha
 
     Args:
         links: The calls of the chain with their results.
-        others: For each call but the last, a result to put in place of its own.
+        replacement_results: For each call but the last, a result to put in place of its own.
     """
     comparisons = []
-    for index, other_result in enumerate(others):
+    for index, other_result in enumerate(replacement_results):
         swapped_links = list(links)
         swapped_links[index] = replace(links[index], result=other_result)
 
         for later_index in range(index + 1, len(links)):
-            comparisons.append(_build_comparison(links, swapped_links, later_index))
+            comparisons.append(_build_swap_comparison(links, swapped_links, later_index))
 
     return comparisons
 
 
-def _build_comparison(links: Sequence[ChainLink], swapped: Sequence[ChainLink], index: int) -> ChainedCall:
-    """Return the call at an index of a chain, after the real links before it and after the swapped ones."""
-    link = links[index]
+def _build_swap_comparison(
+    links: Sequence[ChainLink], swapped_links: Sequence[ChainLink], call_index: int
+) -> ChainedCall:
+    """Build what is needed to score a call twice: after the real calls before it, and after the same calls with a swap.
+
+    Args:
+        links: The calls of the chain with their real results.
+        swapped_links: The same calls, where one has the result of another call.
+        call_index: The index of the compared call in the chain.
+    """
+    link = links[call_index]
     return ChainedCall(
-        before=chain_text(links[:index]),
-        before_with_swap=chain_text(swapped[:index]),
-        call=format_call(Call(link.tool, link.input)),
+        calls_before=format_chain_text(links[:call_index]),
+        calls_before_with_swap=format_chain_text(swapped_links[:call_index]),
+        call_text=format_call(Call(link.tool, link.input)),
     )
 
 
-def compute_least_need(length: int, gains: Sequence[float]) -> float:
+def compute_least_need(call_count: int, gains: Sequence[float]) -> float:
     """Compute how much the least needed result of a chain helps, in nats.
 
     A result helps as much as the later call that gains most from it.
@@ -100,15 +115,15 @@ def compute_least_need(length: int, gains: Sequence[float]) -> float:
         For three calls with the gains [0.1, 2.0, 0.5], result 1 helps 2.0 and result 2 helps 0.5, so the answer is 0.5.
 
     Args:
-        length: The number of calls in the chain.
+        call_count: The number of calls in the chain.
         gains: How much likelier a later call is after the real result than after another one. First come the gains
             from result 1 for call 2, call 3 and so on, then those from result 2 for call 3 and so on.
     """
     help_of_results = []
     first_gain = 0  # the index of a result's first gain
 
-    for result_number in range(1, length):
-        later_calls = length - result_number  # the result has a gain for each of them
+    for result_number in range(1, call_count):
+        later_calls = call_count - result_number  # the result has a gain for each of them
         gains_of_result = gains[first_gain : first_gain + later_calls]
         help_of_results.append(max(gains_of_result))
         first_gain += later_calls

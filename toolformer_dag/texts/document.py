@@ -19,33 +19,39 @@ class Document:
     text: str
 
 
-MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MONTH_ABBREVIATIONS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 # Parts of the patterns below.
-NAMED = (
+MONTH_NAME_PATTERN = (
     "jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
     "|nov(?:ember)?|dec(?:ember)?"
 )
-YEAR = "(?P<year>199[0-9]|20[0-9]{2})"
-MONTH = f"(?P<month>[0-9]{{1,2}}|{NAMED})"
-DAY = "(?P<day>[0-9]{1,2})"
+YEAR_PATTERN = "(?P<year>199[0-9]|20[0-9]{2})"
+MONTH_PATTERN = f"(?P<month>[0-9]{{1,2}}|{MONTH_NAME_PATTERN})"
+DAY_PATTERN = "(?P<day>[0-9]{1,2})"
 
 # The lookbehinds for the text before the year come after it: a pattern that begins with a digit is ten times faster.
-FOLDERS = re.compile(f"/{YEAR}(?:/|-(?=[0-9]{{2}}/)){MONTH}/{DAY}(?=[/?;&]|\\.[a-z]|$)")
+DATE_FOLDERS_PATTERN = re.compile(
+    f"/{YEAR_PATTERN}(?:/|-(?=[0-9]{{2}}/)){MONTH_PATTERN}/{DAY_PATTERN}(?=[/?;&]|\\.[a-z]|$)"
+)
 """The first form of `find_date_in_url`: `/2017/03/09/`."""
-SPELLED = re.compile(f"{YEAR}(?<![0-9].{{4}})(?P<between>[-_]){MONTH}(?P=between){DAY}(?![0-9])")
+SEPARATED_DATE_PATTERN = re.compile(
+    f"{YEAR_PATTERN}(?<![0-9].{{4}})(?P<between>[-_]){MONTH_PATTERN}(?P=between){DAY_PATTERN}(?![0-9])"
+)
 """The second form: `2017-03-09`."""
-COMPACT = re.compile(f"{YEAR}(?<![^/_.-].{{4}})(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?![^/_.?-])")
+COMPACT_DATE_PATTERN = re.compile(
+    f"{YEAR_PATTERN}(?<![^/_.-].{{4}})(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?![^/_.?-])"
+)
 """The third form: `20170309`."""
-MONTH_DAY = re.compile(f"/{YEAR}/(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?=/)")
+MONTH_DAY_FOLDER_PATTERN = re.compile(f"/{YEAR_PATTERN}/(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?=/)")
 """The fourth form: `/2017/0309/`."""
-YEAR_AND_MONTH = re.compile(f"/{YEAR}/{MONTH}(?=/)")
+YEAR_MONTH_FOLDERS_PATTERN = re.compile(f"/{YEAR_PATTERN}/{MONTH_PATTERN}(?=/)")
 """Matches folders with a year and a month, which may contradict a date: `/2015/01/`."""
-YEAR_FOLDER = re.compile(f"/{YEAR}(?=/)")
+YEAR_FOLDER_PATTERN = re.compile(f"/{YEAR_PATTERN}(?=/)")
 """Matches a folder with a year, which may contradict a date: `/2015/`."""
 
 
-def find_date_in_url(url: str, latest: date) -> date | None:
+def find_date_in_url(url: str, latest_date: date) -> date | None:
     """Find the day in a URL.
 
     The first form that matches decides:
@@ -58,69 +64,79 @@ def find_date_in_url(url: str, latest: date) -> date | None:
     A date is ignored if the folders contradict it, as in `/2015/01/minutes-2014-12-16/`.
 
     Returns:
-        The day. None if there is none, if it is impossible, before 1990 or later than `latest`.
+        The day. None if there is none, if it is impossible, before 1990 or later than `latest_date`.
     """
     # Not covered: year and month alone, a day before a title (`/2017/03/10-tips/`), day first, dots, timestamps.
-    path = _parse_path(url)
-    match = _find_first_date(path)
+    path = _parse_path_and_query(url)
+    match = _find_first_date_match(path)
     if match is None:
         return None
 
-    day = _parse_day(match)
-    if day is None or day > latest:
+    day = _parse_matched_date(match)
+    if day is None or day > latest_date:
         return None
 
-    is_of_folders = match.re is FOLDERS
-    if _is_contradicted(day, path, is_of_folders=is_of_folders):
+    is_of_folders = match.re is DATE_FOLDERS_PATTERN
+    if _is_contradicted_by_folders(day, path, is_date_in_folders=is_of_folders):
         return None
 
     return day
 
 
-def _find_first_date(path: str) -> re.Match[str] | None:
-    """Return the match of the first form of a date that a path has."""
-    return FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path) or MONTH_DAY.search(path)
+def _find_first_date_match(path: str) -> re.Match[str] | None:
+    """Find a date in a path, in the first of the four forms that matches. Returns None if none matches."""
+    return (
+        DATE_FOLDERS_PATTERN.search(path)
+        or SEPARATED_DATE_PATTERN.search(path)
+        or COMPACT_DATE_PATTERN.search(path)
+        or MONTH_DAY_FOLDER_PATTERN.search(path)
+    )
 
 
-def _parse_path(url: str) -> str:
-    """Return the path and the query of a URL in lower case: "/a/b?c=1" for "https://host.org/A/b?c=1#d"."""
+def _parse_path_and_query(url: str) -> str:
+    """Extract the path and the query of a URL in lower case: "/a/b?c=1" for "https://host.org/A/b?c=1#d"."""
     without_fragment, _, _ = url.lower().partition("#")
     _, _, without_scheme = without_fragment.partition("://")
     _, _, path = (without_scheme or without_fragment).partition("/")
     return f"/{path}"
 
 
-def _is_contradicted(day: date, path: str, *, is_of_folders: bool) -> bool:
+def _is_contradicted_by_folders(day: date, path: str, *, is_date_in_folders: bool) -> bool:
     """Check whether folders of a path name another year or month than the date in it.
 
     - `/2015/01/minutes-2014-12-16/`: yes, another year and month
     - `/2015/minutes-2014-12-16/`: yes, another year
     - `/2016/2015/12/03/`: no, because a year alone does not count if the date itself is made of folders
+
+    Args:
+        day: The date that was found in the path.
+        path: The path.
+        is_date_in_folders: Whether the date itself is made of folders, as in `/2015/12/03/`.
     """
-    month_folders = YEAR_AND_MONTH.search(path)
+    month_folders = YEAR_MONTH_FOLDERS_PATTERN.search(path)
     if month_folders is not None and _parse_year_and_month(month_folders) != (day.year, day.month):
         return True
 
-    if is_of_folders:
+    if is_date_in_folders:
         return False
 
-    years_of_folders = [int(folder["year"]) for folder in YEAR_FOLDER.finditer(path)]
-    return any(year != day.year for year in years_of_folders)
+    folder_years = [int(match["year"]) for match in YEAR_FOLDER_PATTERN.finditer(path)]
+    return any(year != day.year for year in folder_years)
 
 
-def _parse_day(match: re.Match[str]) -> date | None:
-    """Return the date that a pattern matched; None if there is no such day, such as February 30."""
-    year, month = _parse_year_and_month(match)
+def _parse_matched_date(date_match: re.Match[str]) -> date | None:
+    """Return the date that a pattern matched, or None if there is no such day, such as February 30."""
+    year, month = _parse_year_and_month(date_match)
     try:
-        return date(year, month, int(match["day"]))
+        return date(year, month, int(date_match["day"]))
     except ValueError:
         return None
 
 
-def _parse_year_and_month(match: re.Match[str]) -> tuple[int, int]:
+def _parse_year_and_month(date_match: re.Match[str]) -> tuple[int, int]:
     """Return the year and the month that a pattern matched: (2017, 3) for "2017" and "03" or "mar"."""
-    year = int(match["year"])
-    month = match["month"]
+    year = int(date_match["year"])
+    month = date_match["month"]
     if month.isdecimal():  # it may be 13
         return year, int(month)
-    return year, MONTHS.index(month[:3]) + 1
+    return year, MONTH_ABBREVIATIONS.index(month[:3]) + 1

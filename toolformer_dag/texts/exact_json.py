@@ -7,34 +7,45 @@ from typing import Any
 
 import orjson
 
-from toolformer_dag.texts.formats import read_json
+from toolformer_dag.texts.formats import parse_json_text
 
-LONG_NUMBER = re.compile(rb"\d{19}")
+LONG_NUMBER_PATTERN = re.compile(rb"\d{19}")
 """Digits of a number that orjson may round."""
 
 
 def parse_exact_json(content: bytes) -> Any:
     """Parse JSON without losing anything of it.
 
-    Numbers keep all their digits. NaN and Infinity are accepted; half a surrogate pair, which no text can hold, becomes
-    U+FFFD. Raises UnicodeDecodeError if the content is not UTF-8, and another ValueError if it is not JSON.
+    Numbers keep all their digits. NaN and Infinity are accepted. Half a surrogate pair, which no text can hold, becomes
+    U+FFFD.
+
+    Raises:
+        UnicodeDecodeError: The content is not UTF-8. This is a ValueError.
+        ValueError: The content is not JSON.
     """
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError:
         return _parse_lenient_json(content)
-    if LONG_NUMBER.search(content) is None:
+
+    may_hold_rounded_number = LONG_NUMBER_PATTERN.search(content) is not None
+    if not may_hold_rounded_number:
         return value
+
     try:
-        return json.loads(content)  # keeps the digits of a number that orjson rounded
-    except ValueError:  # a number of thousands of digits, which Python refuses: it stays rounded
+        return json.loads(content)  # keeps all digits of a number that orjson rounds
+    except ValueError:  # Python refuses numbers of thousands of digits, which stay rounded
         return value
 
 
 def _parse_lenient_json(content: bytes) -> Any:
-    """Parse JSON that orjson refuses, with Python's json, which accepts more. Raises ValueError."""
+    """Parse JSON that orjson refuses, with Python's json, which accepts more, such as NaN.
+
+    Raises:
+        ValueError: The content is not JSON, is not UTF-8 (UnicodeDecodeError), or is nested too deeply.
+    """
     text = content.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass")
     try:
-        return read_json(text)
+        return parse_json_text(text)
     except RecursionError as error:
         raise ValueError("values are nested too deeply") from error

@@ -12,15 +12,15 @@ from typing import Any
 
 from toolformer_dag.texts.shard_faults import ShardFault
 
-Steps = tuple[str | int, ...]
+PathSteps = tuple[str | int, ...]
 """A path to a value in a record, as keys and list indices: ("lang", 0) leads to record["lang"][0]."""
-FIELDS = ("text", "id", "url", "title", "domain", "language", "date")
+DOCUMENT_FIELDS = ("text", "id", "url", "title", "domain", "language", "date")
 """What is read of a record."""
-MOST_LISTED_NAMES = 30
+MAX_LISTED_NAMES = 30
 """Names of fields that a message lists."""
 MISSING = object()
 """Stands for a field that a record does not have; None stands for a field that is null."""
-HALF_SURROGATE = re.compile(r"\\u[dD]|[\ud800-\udfff]")
+HALF_SURROGATE_PATTERN = re.compile(r"\\u[dD]|[\ud800-\udfff]")
 """What may be half a surrogate pair in JSON, escaped or not."""
 
 
@@ -32,19 +32,19 @@ class CorpusFormat:
     """
 
     name: str
-    recognized_by: tuple[str, ...]
+    recognition_paths: tuple[str, ...]
     """Dotted paths; a record that has them all is in this format."""
-    fields: Mapping[str, tuple[str, ...]]
-    """Field -> its dotted paths. The first path with a value counts. Only the FIELDS that the format has."""
-    required: tuple[str, ...] = ("text",)
+    paths_by_field: Mapping[str, tuple[str, ...]]
+    """Field -> its dotted paths. The first path with a value counts. Fields that the format lacks are left out."""
+    required_fields: tuple[str, ...] = ("text",)
     """Fields without which a record is refused."""
 
 
-FORMATS = (
+CORPUS_FORMATS = (
     CorpusFormat(  # the loader's records; the published document files are CCNet's records
         name="redpajama_v2",
-        recognized_by=("raw_content", "doc_id"),
-        fields={
+        recognition_paths=("raw_content", "doc_id"),
+        paths_by_field={
             "text": ("raw_content",),
             "id": ("doc_id", "digest"),
             "url": ("url",),
@@ -55,8 +55,8 @@ FORMATS = (
     ),
     CorpusFormat(  # Wenzek et al. 2020
         name="ccnet",
-        recognized_by=("raw_content", "digest"),
-        fields={
+        recognition_paths=("raw_content", "digest"),
+        paths_by_field={
             "text": ("raw_content",),
             "id": ("digest",),
             "url": ("url",),
@@ -64,27 +64,36 @@ FORMATS = (
             "domain": ("source_domain",),
             "language": ("language",),
         },
-        required=("text", "id", "url"),
+        required_fields=("text", "id", "url"),
     ),
     CorpusFormat(  # also FineWeb-2 and FineWeb-Edu
         name="fineweb",
-        recognized_by=("text", "id", "url", "dump", "file_path"),
-        fields={"text": ("text",), "id": ("id",), "url": ("url",), "language": ("language",)},
+        recognition_paths=("text", "id", "url", "dump", "file_path"),
+        paths_by_field={"text": ("text",), "id": ("id",), "url": ("url",), "language": ("language",)},
     ),
     CorpusFormat(  # DCLM-baseline
         name="dclm",
-        recognized_by=("text", "metadata.WARC-Record-ID"),
-        fields={"text": ("text",), "id": ("metadata.WARC-Record-ID",), "url": ("url", "metadata.WARC-Target-URI")},
+        recognition_paths=("text", "metadata.WARC-Record-ID"),
+        paths_by_field={
+            "text": ("text",),
+            "id": ("metadata.WARC-Record-ID",),
+            "url": ("url", "metadata.WARC-Target-URI"),
+        },
     ),
     CorpusFormat(
         name="dolma",
-        recognized_by=("text", "id", "source", "added"),
-        fields={"text": ("text",), "id": ("id",), "url": ("metadata.url", "url"), "language": ("metadata.language",)},
+        recognition_paths=("text", "id", "source", "added"),
+        paths_by_field={
+            "text": ("text",),
+            "id": ("id",),
+            "url": ("metadata.url", "url"),
+            "language": ("metadata.language",),
+        },
     ),
     CorpusFormat(  # 22.01 to 23.01
         name="oscar",
-        recognized_by=("content", "warc_headers"),
-        fields={
+        recognition_paths=("content", "warc_headers"),
+        paths_by_field={
             "text": ("content",),
             "id": ("warc_headers.warc-record-id",),
             "url": ("warc_headers.warc-target-uri",),
@@ -93,18 +102,18 @@ FORMATS = (
     ),
     CorpusFormat(  # version 2
         name="hplt",
-        recognized_by=("text", "u", "ts"),
-        fields={"text": ("text",), "id": ("id",), "url": ("u",), "language": ("lang.0",)},
+        recognition_paths=("text", "u", "ts"),
+        paths_by_field={"text": ("text",), "id": ("id",), "url": ("u",), "language": ("lang.0",)},
     ),
     CorpusFormat(  # also mC4 and CulturaX
         name="c4",
-        recognized_by=("text", "timestamp", "url"),
-        fields={"text": ("text",), "url": ("url",)},
+        recognition_paths=("text", "timestamp", "url"),
+        paths_by_field={"text": ("text",), "url": ("url",)},
     ),
     CorpusFormat(
         name="datatrove",
-        recognized_by=("text", "id", "metadata"),
-        fields={
+        recognition_paths=("text", "id", "metadata"),
+        paths_by_field={
             "text": ("text",),
             "id": ("id",),
             "url": ("metadata.url",),
@@ -114,8 +123,8 @@ FORMATS = (
     ),
     CorpusFormat(  # its ids are often numbers of rows, which begin anew in each file: they name, and make no digest
         name="plain",
-        recognized_by=("text",),
-        fields={
+        recognition_paths=("text",),
+        paths_by_field={
             "text": ("text",),
             "url": ("url", "id"),
             "title": ("title",),
@@ -125,8 +134,8 @@ FORMATS = (
     ),
 )
 """In the order in which they are tried; the last one takes any record with a `text`."""
-BY_NAME = {corpus_format.name: corpus_format for corpus_format in FORMATS}
-AUTO = "auto"
+FORMATS_BY_NAME = {corpus_format.name: corpus_format for corpus_format in CORPUS_FORMATS}
+AUTO_FORMAT = "auto"
 """The name that lets a shard's first records decide on its format."""
 
 
@@ -134,9 +143,9 @@ AUTO = "auto"
 class FormatChoice:
     """What the settings say of a corpus's format."""
 
-    format: str = AUTO
-    """A format's name, or AUTO."""
-    fields: tuple[tuple[str, str], ...] = ()
+    format_name: str = AUTO_FORMAT
+    """A format's name, or AUTO_FORMAT."""
+    chosen_paths: tuple[tuple[str, str], ...] = ()
     """Pairs of a field and the dotted path that replaces the format's: (("text", "body.content"),)."""
 
 
@@ -144,144 +153,172 @@ class FormatChoice:
 class Layout:
     """Where the records of one shard keep each field."""
 
-    format: str
+    format_name: str
     """The format's name; `fields` if the settings alone name the paths."""
-    steps: Mapping[str, tuple[Steps, ...]]
+    paths_by_field: Mapping[str, tuple[PathSteps, ...]]
     """Field -> its paths; the first one with a value counts. Empty for a field that is not read."""
-    required: tuple[str, ...]
+    required_fields: tuple[str, ...]
     """Fields without which a record is refused."""
-    strict: frozenset[str]
+    strict_fields: frozenset[str]
     """Fields whose values must be text: the required ones, and those that the settings name. A value of another type
     makes its record refused there; in other fields it counts as null."""
 
-    def paths(self, field: str) -> str:
+    def format_paths(self, field: str) -> str:
         """Return the dotted paths at which a field is looked for, for messages: `metadata.url or url`."""
-        return " or ".join(format_dotted_path(steps) for steps in self.steps[field])
+        return " or ".join(format_dotted_path(steps) for steps in self.paths_by_field[field])
 
 
-def format_dotted_path(steps: Steps) -> str:
+def format_dotted_path(path: PathSteps) -> str:
     """Write a path with dots: "lang.0" for ("lang", 0)."""
-    return ".".join(str(step) for step in steps)
+    return ".".join(str(step) for step in path)
 
 
-def choose_layout(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Layout:
+def choose_layout(format_choice: FormatChoice, first_records: Sequence[Mapping[str, Any]]) -> Layout:
     """Find out where the records of a shard keep each field.
 
     Args:
-        choice: What the settings say about the format.
-        records: The first records of the shard.
+        format_choice: What the settings say about the format.
+        first_records: The first records of the shard.
 
     Raises:
         ShardFault: No format fits (unknown_format), or none of these records has a field that the settings
             name or the format requires (missing_field).
     """
-    chosen_paths = dict(choice.fields)  # field -> the path that the settings name
+    chosen_paths = dict(format_choice.chosen_paths)  # field -> the path that the settings name
 
-    corpus_format = BY_NAME.get(choice.format) or _find_matching_format(records)  # AUTO is the name of no format
+    corpus_format = FORMATS_BY_NAME.get(format_choice.format_name)
+    if corpus_format is None:  # the settings say AUTO_FORMAT
+        corpus_format = _find_matching_format(first_records)
     if corpus_format is None and "text" in chosen_paths:  # the settings name the one path that every record needs
-        corpus_format = CorpusFormat(name="fields", recognized_by=(), fields={})
+        corpus_format = CorpusFormat(name="fields", recognition_paths=(), paths_by_field={})
     if corpus_format is None:
-        raise _build_unknown_format_fault(records)
+        raise _build_unknown_format_fault(first_records)
 
-    return _build_layout(corpus_format, chosen_paths, records)
+    return _build_layout(corpus_format, chosen_paths, first_records)
 
 
-def _build_unknown_format_fault(records: Sequence[Mapping[str, Any]]) -> ShardFault:
-    """Return the error for records in none of the formats, with the fields that they have."""
-    fields = format_names(_iter_field_names(records))
+def _build_unknown_format_fault(first_records: Sequence[Mapping[str, Any]]) -> ShardFault:
+    """Build the error for records that are in none of the formats. Its message lists the fields that they have."""
+    fields = format_field_names(_iter_field_names(first_records))
     remedy = "set corpus.format, or name their fields under [corpus.fields]"
     return ShardFault("unknown_format", f"no format fits the first records; they have {fields}; {remedy}")
 
 
-def _find_matching_format(records: Sequence[Mapping[str, Any]]) -> CorpusFormat | None:
-    """Return the first of FORMATS whose paths in `recognized_by` all occur in the records; None without one."""
-    for corpus_format in FORMATS:
-        if all(_find_steps_in_records(records, path) for path in corpus_format.recognized_by):
+def _find_matching_format(first_records: Sequence[Mapping[str, Any]]) -> CorpusFormat | None:
+    """Find the first of CORPUS_FORMATS whose recognition paths all occur in the records.
+
+    Returns:
+        The format, or None if no format fits.
+    """
+    for corpus_format in CORPUS_FORMATS:
+        paths = corpus_format.recognition_paths
+        if all(_find_path_in_records(first_records, path) for path in paths):
             return corpus_format
     return None
 
 
 def _build_layout(
-    corpus_format: CorpusFormat, chosen_paths: Mapping[str, str], records: Sequence[Mapping[str, Any]]
+    corpus_format: CorpusFormat, chosen_paths: Mapping[str, str], first_records: Sequence[Mapping[str, Any]]
 ) -> Layout:
     """Determine where the records of a shard keep each field of a document, such as text, url and date.
 
     Args:
         corpus_format: The format of the records.
         chosen_paths: For some fields, the path that the settings name in place of the format's paths.
-        records: The first records of the shard.
+        first_records: The first records of the shard.
 
     Raises:
         ShardFault: None of these records has a required or chosen field (missing_field).
     """
-    paths = _group_paths_by_field(corpus_format, chosen_paths)  # field -> its dotted paths
+    dotted_paths_by_field = _group_paths_by_field(corpus_format, chosen_paths)
 
-    # A record is refused for a value of these that is no text; in other fields such a value counts as null.
-    strict = frozenset({*corpus_format.required, *chosen_paths})
-    for field, field_paths in paths.items():
-        if field in strict:
+    # A record is rejected for a value of these that is not text. In other fields such a value counts as null.
+    strict_fields = frozenset({*corpus_format.required_fields, *chosen_paths})
+    for field, dotted_paths in dotted_paths_by_field.items():
+        if field in strict_fields:
             source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
-            _check_has_field(records, field, field_paths, source)
+            _check_has_field(first_records, field, dotted_paths, source)
 
-    # Steps are a path's keys and indices: ("meta", "url") or ("meta.url",) for "meta.url", as the records have it.
-    steps = {field: _find_steps_of_paths(field_paths, records) for field, field_paths in paths.items()}
-    return Layout(format=corpus_format.name, steps=steps, required=corpus_format.required, strict=strict)
+    # The records show which keys a path has: "meta.url" becomes ("meta", "url") or ("meta.url",).
+    paths_by_field = {}
+    for field, dotted_paths in dotted_paths_by_field.items():
+        paths_by_field[field] = _resolve_dotted_paths(dotted_paths, first_records)
+
+    return Layout(
+        format_name=corpus_format.name,
+        paths_by_field=paths_by_field,
+        required_fields=corpus_format.required_fields,
+        strict_fields=strict_fields,
+    )
 
 
 def _group_paths_by_field(corpus_format: CorpusFormat, chosen_paths: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the dotted paths of each of FIELDS: the one that the settings name, or else those of the format."""
-    paths = {field: corpus_format.fields.get(field, ()) for field in FIELDS}
-    for field, path in chosen_paths.items():
-        paths[field] = (path,)
-    return paths
+    """Return the dotted paths of each of DOCUMENT_FIELDS.
 
-
-def _find_steps_of_paths(paths: Sequence[str], records: Sequence[Mapping[str, Any]]) -> tuple[Steps, ...]:
-    """Return the steps of dotted paths; the records show whether `a.b` is one key or two.
-
-    Paths that no record has are split at each dot, because later records may have them.
+    They are the format's paths, or only the path that the settings name if they name one.
     """
-    return tuple(_find_steps_in_records(records, path) or _split_path(path) for path in paths)
+    paths_by_field = {field: corpus_format.paths_by_field.get(field, ()) for field in DOCUMENT_FIELDS}
+    for field, chosen_path in chosen_paths.items():
+        paths_by_field[field] = (chosen_path,)
+    return paths_by_field
 
 
-def _check_has_field(records: Sequence[Mapping[str, Any]], field: str, paths: Sequence[str], source: str) -> None:
+def _resolve_dotted_paths(dotted_paths: Sequence[str], records: Sequence[Mapping[str, Any]]) -> tuple[PathSteps, ...]:
+    """Find the keys and list indices of dotted paths. The records show whether `a.b` is one key or two.
+
+    A path that no record has is split at each dot, because later records may have it.
+    """
+    paths = []
+    for dotted_path in dotted_paths:
+        path = _find_path_in_records(records, dotted_path)
+        paths.append(path or _split_dotted_path(dotted_path))
+    return tuple(paths)
+
+
+def _check_has_field(
+    records: Sequence[Mapping[str, Any]], field: str, dotted_paths: Sequence[str], paths_source: str
+) -> None:
     """Check that at least one of the first records of a shard has a field.
 
     Args:
         records: The first records.
         field: The name of the field.
-        paths: The dotted paths at which the field may be.
-        source: The setting or format that names these paths, for the message.
+        dotted_paths: The dotted paths at which the field may be.
+        paths_source: The setting or format that names these paths, for the message.
 
     Raises:
         ShardFault: No record has the field (missing_field).
     """
-    if any(_find_steps_in_records(records, path) for path in paths):
+    if any(_find_path_in_records(records, path) for path in dotted_paths):
         return
 
-    listed_paths = " or ".join(paths)
-    present_fields = format_names(_iter_field_names(records))
+    listed_paths = " or ".join(dotted_paths)
+    present_fields = format_field_names(_iter_field_names(records))
     raise ShardFault(
         "missing_field",
-        f"{source} reads {field} from {listed_paths}, which the first records lack; they have {present_fields}",
+        f"{paths_source} reads {field} from {listed_paths}, which the first records lack; they have {present_fields}",
     )
 
 
-def _find_steps_in_records(records: Sequence[Mapping[str, Any]], path: str) -> Steps | None:
-    """Return the steps of a dotted path in the first record that has a value there; None without such a record."""
+def _find_path_in_records(records: Sequence[Mapping[str, Any]], dotted_path: str) -> PathSteps | None:
+    """Find the keys and list indices of a dotted path in the first record that has it.
+
+    Returns:
+        The path as steps, or None if no record has it.
+    """
     for record in records:
-        steps = find_steps_to(record, path)
-        if steps is not None:
-            return steps
+        path = find_path_in_record(record, dotted_path)
+        if path is not None:
+            return path
     return None
 
 
-def _split_path(path: str) -> Steps:
+def _split_dotted_path(dotted_path: str) -> PathSteps:
     """Split a path at its dots, with digits as indices: ("lang", 0) for "lang.0"."""
-    return tuple(int(step) if step.isdecimal() else step for step in path.split("."))
+    return tuple(int(step) if step.isdecimal() else step for step in dotted_path.split("."))
 
 
-def find_steps_to(record: Any, path: str) -> Steps | None:
+def find_path_in_record(record: Any, dotted_path: str) -> PathSteps | None:
     """Find the keys and list indices by which a dotted path leads to a value in a record.
 
     Returns:
@@ -289,22 +326,26 @@ def find_steps_to(record: Any, path: str) -> Steps | None:
         ("a", "b") in `{"a": {"b": 1}}` and in `{"a": '{"b": 1}'}`, where a text holds JSON.
     """
     record = parse_if_json(record)  # parses a text that holds JSON
-    if isinstance(record, Mapping) and path in record:  # keys may hold dots
-        return (path,)
+    if isinstance(record, Mapping) and dotted_path in record:  # keys may hold dots
+        return (dotted_path,)
 
-    name, dot, rest = path.partition(".")
-    step = _find_step_into(record, name)
-    if step is None:
+    first_name, dot, path_below = dotted_path.partition(".")
+    first_step = _find_step_into(record, first_name)
+    if first_step is None:
         return None
-    if not dot:
-        return (step,)
+    if not dot:  # the path has no further steps
+        return (first_step,)
 
-    steps_below = find_steps_to(record[step], rest)
-    return (step, *steps_below) if steps_below else None
+    steps_below = find_path_in_record(record[first_step], path_below)
+    return (first_step, *steps_below) if steps_below else None
 
 
 def _find_step_into(container: Any, name: str) -> str | int | None:
-    """Return `name` as a key of an object or an index of a list; None if the container does not have it."""
+    """Find the step that a part of a dotted path stands for: a key of an object, or an index of a list.
+
+    Returns:
+        The key or index, or None if the container does not have it.
+    """
     if isinstance(container, Mapping) and name in container:
         return name
     if isinstance(container, list) and name.isdecimal() and int(name) < len(container):
@@ -313,70 +354,71 @@ def _find_step_into(container: Any, name: str) -> str | int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """Stands for a value that cannot be reached: its path leads through a value that is no object and no list.
+class UnreachableValue:
+    """Stands for a value that cannot be reached, because its path leads through something without parts, like a number.
 
-    As Unread("int") for the path `meta.url` in {"meta": 5}.
+    An example is UnreachableValue("int") for the path `meta.url` in {"meta": 5}.
     """
 
-    kind: str
+    type_name: str
     """The name of that value's type."""
 
 
-def value_at(record: Any, steps: Steps, absent: Any = None) -> Any:
-    """Follow a path into a record: ("meta", "url") reads record["meta"]["url"]. See `get_values_at`."""
-    return get_values_at([record], steps, absent)[0]
+def get_value_at_path(record: Any, path: PathSteps, default: Any = None) -> Any:
+    """Follow a path into a record: ("meta", "url") reads record["meta"]["url"]. See `get_values_at_path`."""
+    [value] = get_values_at_path([record], path, default)
+    return value
 
 
-def get_values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> list[Any]:
+def get_values_at_path(records: Sequence[Any], path: PathSteps, default: Any = None) -> list[Any]:
     """Follow a path into each record: for ("meta", "url") read record["meta"]["url"].
 
     Args:
-        steps: The path, as keys and list indices.
-        absent: What is returned for a record that lacks a key, or has null on the way.
+        records: The records.
+        path: The path, as keys and list indices.
+        default: The value that is returned for a record that lacks a key, or has null on the way.
 
     Returns:
-        A value per record. It is Unread if the path leads into something that is not an object or a list.
+        A value per record. It is an UnreachableValue if the path leads into something that is not an object or a list.
     """
-
     values: Sequence[Any] = records
-    for step in steps:
+    for step in path:
         if isinstance(step, str):
             # Most values are objects: they are read here, without a call.
             values = [
-                value.get(step, absent) if isinstance(value, dict) else _get_value_below(value, step, absent)
+                value.get(step, default) if isinstance(value, dict) else _get_value_below(value, step, default)
                 for value in values
             ]
         else:
-            values = [_get_value_below(value, step, absent) for value in values]
+            values = [_get_value_below(value, step, default) for value in values]
     return list(values)
 
 
-def _get_value_below(value: Any, step: str | int, absent: Any) -> Any:
+def _get_value_below(value: Any, step: str | int, default: Any) -> Any:
     """Follow one step of a path: read a key of an object, or an index of a list.
 
     Args:
         value: What the earlier steps led to. A text that holds JSON is parsed.
-        step: The key or index.
-        absent: What is returned if the value is null or lacks the step.
+        step: The key, or the index, which is never negative.
+        default: What is returned if the value is null or lacks the step.
 
     Returns:
-        The value. It is Unread, which stands for a value that cannot be reached, for a key of anything but an
-        object and for an index of anything but a list.
+        The value. For a key of anything but an object, and for an index of anything but a list, it is an
+        UnreachableValue.
     """
-    if isinstance(value, Unread):  # an earlier step failed
+    if isinstance(value, UnreachableValue):  # an earlier step failed
         return value
-    if value is None or value is absent:
-        return absent
+    if value is None or value is default:  # null, or an earlier step found nothing
+        return default
 
     container = parse_if_json(value)  # parses a text that holds JSON
     match step:
         case str() if isinstance(container, dict):
-            return container.get(step, absent)
+            return container.get(step, default)
         case int() if isinstance(container, list):
-            return container[step] if step < len(container) else absent
+            return container[step] if step < len(container) else default
         case _:
-            return Unread(type(value).__name__)
+            return UnreachableValue(type(value).__name__)
 
 
 def parse_if_json(value: Any) -> Any:
@@ -394,38 +436,46 @@ def parse_if_json(value: Any) -> Any:
 
     try:
         text = value if isinstance(value, str) else value.decode()
-        return read_json(text)
+        return parse_json_text(text)
     except (ValueError, RecursionError):
         return value
 
 
-def read_json(text: str) -> Any:
-    """Parse JSON, with U+FFFD for half a surrogate pair, which no text can hold. Raises ValueError, RecursionError."""
+def parse_json_text(text: str) -> Any:
+    """Parse JSON, with U+FFFD in place of half a surrogate pair, which no text can hold.
+
+    Raises:
+        ValueError: The text is not JSON.
+        RecursionError: The values are nested too deeply.
+    """
     value = json.loads(text)
-    if HALF_SURROGATE.search(text):
-        value = json.loads(whole_text(json.dumps(value, ensure_ascii=False)))
+    if HALF_SURROGATE_PATTERN.search(text):
+        # Written without escapes, the halves in all keys and texts are characters, which can be joined or replaced.
+        value = json.loads(join_surrogate_pairs(json.dumps(value, ensure_ascii=False)))
     return value
 
 
-def whole_text(text: str) -> str:
-    r"""Join surrogate pairs to one character, as "\ud83d\ude00" to "\U0001f600"; a half alone becomes U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+def join_surrogate_pairs(text: str) -> str:
+    r"""Join each surrogate pair to one character: "\ud83d\ude00" becomes "\U0001f600". A half alone becomes U+FFFD."""
+    utf16_bytes = text.encode("utf-16-le", "surrogatepass")
+    return utf16_bytes.decode("utf-16-le", "replace")
 
 
-def format_names(names: Iterable[str]) -> str:
+def format_field_names(field_names: Iterable[str]) -> str:
     """List the distinct names of fields for a message, in their order.
 
     Returns:
         For example "text, id and 3 more", or "none" without any name.
     """
-    distinct = list(dict.fromkeys(names))
-    if not distinct:
+    distinct_names = list(dict.fromkeys(field_names))
+    if not distinct_names:
         return "none"
 
-    listed = ", ".join(distinct[:MOST_LISTED_NAMES])
-    if len(distinct) > MOST_LISTED_NAMES:
-        return f"{listed} and {len(distinct) - MOST_LISTED_NAMES} more"
-    return listed
+    listed_names = ", ".join(distinct_names[:MAX_LISTED_NAMES])
+    unlisted_count = len(distinct_names) - MAX_LISTED_NAMES
+    if unlisted_count > 0:
+        return f"{listed_names} and {unlisted_count} more"
+    return listed_names
 
 
 def _iter_field_names(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -11,10 +11,14 @@ T = TypeVar("T")
 
 
 def guard_from_library_errors(batches: Iterator[T]) -> Iterator[T]:
-    """Yield the items of a reader; raise errors of libraries as ShardFault unreadable_data.
+    """Yield the items of a reader, and raise any error of a library as an error of the shard.
 
-    ShardFault, ShardError and OSError are raised unchanged. MemoryError and ImportError become ShardError, since the
-    shard can be read with more memory, or once the missing package is installed.
+    So no library's error stops the reading of the other shards.
+
+    Raises:
+        ShardFault: A library failed (unreadable_data), or the reader raised a ShardFault.
+        ShardError: The memory does not suffice, a package is missing, or the reader raised a ShardError.
+        OSError: The reader raised it.
     """
     try:
         yield from batches

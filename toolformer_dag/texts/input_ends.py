@@ -8,37 +8,38 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-NAME = r"[^\s\[\]()]+"
+TOOL_NAME_PATTERN = r"[^\s\[\]()]+"
 """The name of a tool, as a pattern: no white space, no brackets."""
-NAMED = re.compile(rf"\s*{NAME}\((?=\s*[^\W\d]\w*\s*=)")
+NAMED_CALL_PATTERN = re.compile(rf"\s*{TOOL_NAME_PATTERN}\((?=\s*[^\W\d]\w*\s*=)")
 """Matches "Weather(" where `city=` or another name and "=" follow: the beginning of a call with named arguments."""
-NAMED_IN_TEXT = re.compile(rf"(?<![^\s\[\]()]){NAME}+\((?=\s*[^\W\d]\w*\s*=)")
+NAMED_CALL_IN_TEXT_PATTERN = re.compile(rf"(?<![^\s\[\]()]){TOOL_NAME_PATTERN}+\((?=\s*[^\W\d]\w*\s*=)")
 """The same for a search in a text, in linear time: it tries a name only from its first character."""
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|(?P<open>\\?\Z))|[()\[\]]', re.DOTALL)
+_STRING_OR_BRACKET_PATTERN = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|(?P<open>\\?\Z))|[()\[\]]', re.DOTALL)
 """Matches a whole string of JSON, a string that does not end (with the group "open"), or a bracket outside of them."""
-_QUOTE_OR_BRACKET = re.compile(r'["()\[\]]')
+_QUOTE_OR_BRACKET_PATTERN = re.compile(r'["()\[\]]')
 
 
-def input_end(text: str, start: int = 0) -> int | None:
+def find_input_end(text: str, name_start: int = 0) -> int | None:
     """Find the offset from which the closing marker of a call is to be searched.
 
     Args:
-        start: The offset at which the call's name begins.
+        text: The text that contains the call.
+        name_start: The offset at which the call's name begins.
 
     Returns:
-        `start` for an input without named arguments, such as "QA(Who?)". With named arguments:
+        `name_start` for an input without named arguments, such as "QA(Who?)". With named arguments:
 
         - the offset after their ")", which is 12 for 'W(city="a]") -> b'
         - the offset of a "]" that closes no list, where the call breaks off: 8 for "W(days=1] b"
-        - `start` if another bracket shows that they are not JSON, as in "W(days=f(1))"
+        - `name_start` if another bracket shows that they are not JSON, as in "W(days=f(1))"
         - None if the text ends before any such bracket, as in 'W(city="a]'
     """
-    opening = NAMED.match(text, start)
+    opening = NAMED_CALL_PATTERN.match(text, name_start)
     if opening is None:  # no named arguments
-        return start
+        return name_start
 
     open_lists = 0
-    for string_or_bracket in _STRING_OR_BRACKET.finditer(text, opening.end()):
+    for string_or_bracket in _STRING_OR_BRACKET_PATTERN.finditer(text, opening.end()):
         if string_or_bracket["open"] is not None:  # a string without its closing quote
             return None
         match string_or_bracket[0]:  # a whole string is no case: it is skipped
@@ -51,46 +52,52 @@ def input_end(text: str, start: int = 0) -> int | None:
             case ")" if not open_lists:  # W(days=1)
                 return string_or_bracket.end()
             case "(" | ")":  # W(days=f(1) or W(days=[1): this is no JSON, so these are no named arguments
-                return start
+                return name_start
     return None
 
 
-def find_behind_input(sign: str, text: str, start: int = 0) -> int:
-    """Find the first `sign`, such as "]" or "->", after the input of a call.
+def find_text_after_input(searched_text: str, text: str, name_start: int = 0) -> int:
+    """Find the first `searched_text`, such as "]" or "->", after the input of a call.
 
     Args:
-        sign: What is searched.
-        start: The offset at which the call's name begins.
+        searched_text: The text to search for.
+        text: The text that contains the call.
+        name_start: The offset at which the call's name begins.
 
     Returns:
-        The offset of the sign, or -1 if it does not occur.
+        The offset of `searched_text`, or -1 if it does not occur or the input does not end.
     """
-    end = input_end(text, start)
-    return -1 if end is None else text.find(sign, end)
+    input_end = find_input_end(text, name_start)
+    if input_end is None:
+        return -1
+    return text.find(searched_text, input_end)
 
 
-def input_ends(text: str, starts: Collection[int]) -> dict[int, int | None]:
+def find_input_ends(text: str, name_starts: Collection[int]) -> dict[int, int | None]:
     """Find, for each call in a text, the offset from which its closing marker is to be searched.
 
-    The results are the same as with `input_end` for one call after the other, but the time is linear. A loop over
-    `input_end` could read a long string once per call.
+    The results are the same as with `find_input_end` for one call after the other, but the time is linear. A loop
+    over `find_input_end` could read a long string once per call.
 
     Args:
-        starts: The offsets at which the names of the calls begin.
+        text: The text that contains the calls.
+        name_starts: The offsets at which the names of the calls begin.
 
     Returns:
-        An offset for each of `starts`, or None if the named arguments of this call do not end.
+        An offset for each of `name_starts`, or None if the named arguments of this call do not end.
     """
-    ends: dict[int, int | None] = {start: start for start in starts}  # for inputs without named arguments
+    # For inputs without named arguments, the search begins at the name.
+    ends: dict[int, int | None] = {name_start: name_start for name_start in name_starts}
 
-    openings = [NAMED.match(text, start) for start in starts]
-    with_named_arguments = [opening for opening in openings if opening is not None]
+    matches = [NAMED_CALL_PATTERN.match(text, name_start) for name_start in name_starts]
+    named_calls = [match for match in matches if match is not None]
+    argument_starts = [match.end() for match in named_calls]
 
-    brackets = _find_deciding_brackets(text, [opening.end() for opening in with_named_arguments])
-    for opening in with_named_arguments:
-        start = opening.start()
-        deciding_bracket = brackets[opening.end()]
-        ends[start] = _find_end_of_arguments(deciding_bracket, start)
+    brackets_by_offset = _find_deciding_brackets(text, argument_starts)
+    for match in named_calls:
+        name_start = match.start()
+        deciding_bracket = brackets_by_offset[match.end()]
+        ends[name_start] = _find_arguments_end(deciding_bracket, name_start)
     return ends
 
 
@@ -100,32 +107,33 @@ class _Bracket(NamedTuple):
     It is the first bracket after the offset that stands in no string and belongs to no list such as `[1, 2]`.
     """
 
-    sign: str  # "]", "(" or ")"; "" for the end of the text
+    symbol: str  # "]", "(" or ")"; "" for the end of the text
     position: int  # its offset in the text
     open_brackets: int = 0  # how many "[" before it are not closed
-    behind: "_Bracket | None" = None  # for a "]", the deciding bracket after it
+    bracket_after: "_Bracket | None" = None  # for a "]", the deciding bracket after it
 
 
-def _find_end_of_arguments(bracket: _Bracket, start: int) -> int | None:
+def _find_arguments_end(deciding_bracket: _Bracket, name_start: int) -> int | None:
     """Find out where the named arguments of a call end.
 
     Args:
-        bracket: The first bracket after the beginning of the arguments that is not in a string or part of a
-            list such as `[1, 2]`.
-        start: The offset at which the call's name begins.
+        deciding_bracket: The first bracket after the beginning of the arguments that is not in a string or part of a
+            list such as `[1, 2]`. Its `open_brackets` are the "[" between the beginning and it that are not closed.
+            A "]" has none, because it would close them.
+        name_start: The offset at which the call's name begins.
 
     Returns:
-        The offset after the end. None if the arguments do not end, and `start` if the bracket shows that these
+        The offset after the end. None if the arguments do not end, and `name_start` if the bracket shows that these
         are no named arguments.
     """
-    match bracket.sign:
+    match deciding_bracket.symbol:
         case "":  # W(days=1, where the text ends
             return None
         case "]":  # W(days=1], where the call breaks off
-            return bracket.position
-        case ")" if not bracket.open_brackets:  # W(days=1)
-            return bracket.position + 1
-    return start  # W(days=f(1) or W(days=[1), which is no JSON
+            return deciding_bracket.position
+        case ")" if not deciding_bracket.open_brackets:  # W(days=1)
+            return deciding_bracket.position + 1
+    return name_start  # W(days=f(1) or W(days=[1), which is no JSON
 
 
 def _find_deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _Bracket]:
@@ -135,18 +143,23 @@ def _find_deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _B
     'city="(]", days=[1, 2])' it is the ")" at the end. The text is read only once, backwards.
 
     Args:
+        text: The text.
         offsets: Offsets in the text, none of them inside a string.
+
+    Returns:
+        The bracket for each offset.
     """
     if not offsets:
         return {}
 
     remaining_offsets = sorted(offsets)
     brackets: dict[int, _Bracket] = {}
-    scan = _BackwardScan(text)  # knows the deciding bracket for its position, which moves to the front
+    scan = _BackwardScan(text)  # its position moves from the end of the text to the front
 
-    positions = [match.start() for match in _QUOTE_OR_BRACKET.finditer(text)]
+    positions = [match.start() for match in _QUOTE_OR_BRACKET_PATTERN.finditer(text)]
     for position in reversed(positions):
-        # Offsets between this quote or bracket and the one after it have the scan's present bracket.
+        # The scan stands before the quote or bracket that follows this one. Its deciding bracket is that of all offsets
+        # in between, which are outside of strings.
         while remaining_offsets and remaining_offsets[-1] > position:
             brackets[remaining_offsets.pop()] = scan.bracket_if_outside
         if not remaining_offsets:
@@ -161,10 +174,11 @@ def _find_deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _B
 class _BackwardScan:
     """Reads the quotes and brackets of a text from its end to its beginning (`step_before`).
 
-    Whether a position stands in a string shows only further to the front, so both answers are kept:
+    Whether the current position is inside a string shows only further to the front. So both answers are kept.
 
-    - bracket_if_outside: the deciding bracket after the current position if it stands outside of strings
-    - bracket_if_inside: the same if it stands inside a string
+    Attributes:
+        bracket_if_outside: The deciding bracket after the current position, if this is outside of strings.
+        bracket_if_inside: The same, if the current position is inside a string.
     """
 
     def __init__(self, text: str) -> None:
@@ -175,38 +189,64 @@ class _BackwardScan:
     def step_before(self, position: int) -> None:
         """Move before the quote or bracket at `position`, and update the deciding bracket.
 
-        The deciding bracket is the first bracket after the current position that is not part of a list such as
-        `[1, 2]`. Inside a string, brackets are mere text, so a bracket changes only `bracket_if_outside`.
+        The deciding bracket is the first bracket after the current position that is neither in a string nor part of a
+        list such as `[1, 2]`. It is `bracket_if_outside` or `bracket_if_inside`, depending on whether the position is
+        inside a string, which is not known yet. In a string brackets are mere text, so a bracket changes only
+        `bracket_if_outside`.
+
+        On the way back through `[1, 2])`, the deciding bracket outside of strings is:
+
+        - before ")": this ")"
+        - before "]": this "]", whose `bracket_after` is the ")"
+        - before "[": the ")" again, because the list is skipped
+
+        In `[1)` it is the ")" before "[" too, now with 1 as `open_brackets`: one "[" before it is not closed.
 
         Args:
             position: The offset of the next quote or bracket towards the beginning of the text.
         """
-        sign = self._text[position]
-        following = self.bracket_if_outside  # decides right after this quote or bracket
+        symbol = self._text[position]
+        next_bracket = self.bracket_if_outside  # the deciding bracket right after this quote or bracket
 
-        match sign:
+        match symbol:
             case '"':
                 self._step_before_quote(position)
-            case "[" if following.behind is not None:  # `following` is the "]" of this list: the list is skipped
-                self.bracket_if_outside = following.behind
+            case "[" if next_bracket.bracket_after is not None:
+                # The next bracket is the "]" that closes this list, so the list is skipped.
+                self.bracket_if_outside = next_bracket.bracket_after
             case "[":
-                self.bracket_if_outside = following._replace(open_brackets=following.open_brackets + 1)
-            case "]":  # decides unless a "[" before it makes it the end of a list; then `behind` decides
-                self.bracket_if_outside = _Bracket(sign, position, behind=following)
+                self.bracket_if_outside = next_bracket._replace(open_brackets=next_bracket.open_brackets + 1)
+            case "]":
+                # This bracket decides, unless a "[" before it makes it the end of a list. Then the next one decides.
+                self.bracket_if_outside = _Bracket(symbol, position, bracket_after=next_bracket)
             case _:  # "(" or ")"
-                self.bracket_if_outside = _Bracket(sign, position)
+                self.bracket_if_outside = _Bracket(symbol, position)
 
     def _step_before_quote(self, position: int) -> None:
-        """Move before a quote: outside it begins a string; inside it ends the string unless it is escaped."""
-        outside_after_quote = self.bracket_if_outside
+        """Move before a quote, where a string begins or ends, and update both brackets.
+
+        `bracket_if_outside` and `bracket_if_inside` are the deciding brackets to the right of the position, supposing
+        that it is outside or inside a string. If the position before the quote is outside, the one after it is inside,
+        and the other way round, so the two are swapped. An escaped quote does not end a string: after it the position
+        is inside in both cases.
+
+        On the way back through `")")`, whose first ")" is in a string, the last ")" is:
+
+        - before itself: `bracket_if_outside`
+        - before the second quote: `bracket_if_inside`, and still so before the first ")", which is then the other one
+        - before the first quote: `bracket_if_outside` again, so it decides, and not the ")" in the string
+        """
+        bracket_outside_after_quote = self.bracket_if_outside
         self.bracket_if_outside = self.bracket_if_inside
-        if not _is_escaped(self._text, position):
-            self.bracket_if_inside = outside_after_quote
+        if not _is_quote_escaped(self._text, position):
+            self.bracket_if_inside = bracket_outside_after_quote
 
 
-def _is_escaped(text: str, quote: int) -> bool:
-    """Return whether the quote at this offset, inside a string, follows an odd number of backslashes."""
-    first_backslash = quote
+def _is_quote_escaped(text: str, quote_offset: int) -> bool:
+    """Check whether a quote inside a string is escaped, which is so after an odd number of backslashes."""
+    first_backslash = quote_offset
     while first_backslash and text[first_backslash - 1] == "\\":
         first_backslash -= 1
-    return (quote - first_backslash) % 2 == 1
+
+    backslash_count = quote_offset - first_backslash
+    return backslash_count % 2 == 1

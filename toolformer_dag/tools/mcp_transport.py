@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from toolformer_dag.settings.setting_types import expand_home
-from toolformer_dag.tools.bounded_output import mended
+from toolformer_dag.tools.bounded_output import replace_lone_surrogates
 from toolformer_dag.tools.mcp_options import McpOptions
 from toolformer_dag.tools.tool import ToolDown
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 MAX_ANSWER_BYTES = 4 << 20
 """The longest answer, and the longest message of a stream of answers."""
-TOO_LONG = f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
-BOUNDED_OUTPUT = str(Path(__file__).with_name("bounded_output.py"))
+TOO_LONG_MESSAGE = f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
+BOUNDED_OUTPUT_PROGRAM = str(Path(__file__).with_name("bounded_output.py"))
 """The program that starts the command of a server and bounds the lines that it prints."""
 CONNECT_SECONDS = 30.0
 """The limit for connecting to a URL and for sending to it."""
@@ -32,13 +32,13 @@ READ_SECONDS = 300.0
 """The limit between two pieces of an answer over HTTP, which may be a stream of events."""
 
 
-def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters":
-    """Build what `mcp.Client` needs to reach an MCP server.
+def build_transport(tool_key: str, options: McpOptions) -> "Transport | StdioServerParameters":
+    """Build what `mcp.Client` needs to reach an MCP server, a program that offers tools to models.
 
     The options name either a command that starts the server, or its URL.
 
     Args:
-        key: The key of the tool's section, for messages.
+        tool_key: The key of the tool's section, for messages.
         options: The settings of the server.
 
     Returns:
@@ -48,17 +48,17 @@ def transport(key: str, options: McpOptions) -> "Transport | StdioServerParamete
         ToolDown: The program does not exist, or an environment variable is not set.
     """
     if options.command is not None:
-        return _build_command(key, options, options.command)
+        return _build_stdio_parameters(tool_key, options, options.command)
 
-    token = None if options.token_env is None else _require_variable(key, options.token_env)
+    token = None if options.token_env is None else _read_required_variable(tool_key, options.token_env)
     return _build_http_transport(options.url or "", token)
 
 
-def _build_command(key: str, options: McpOptions, command: tuple[str, ...]) -> "StdioServerParameters":
+def _build_stdio_parameters(tool_key: str, options: McpOptions, command: tuple[str, ...]) -> "StdioServerParameters":
     """Build the command that starts a server through `bounded_output.py`, which limits the length of its lines.
 
     Args:
-        key: The key of the tool's section, for messages.
+        tool_key: The key of the tool's section, for messages.
         options: The settings of the server.
         command: The program and its arguments.
 
@@ -67,169 +67,212 @@ def _build_command(key: str, options: McpOptions, command: tuple[str, ...]) -> "
     """
     from mcp import StdioServerParameters
 
-    environment = {name: _require_variable(key, name) for name in options.env}
-    program = _require_program(key, options, command[0])
-    bounded = ["-I", BOUNDED_OUTPUT, str(MAX_ANSWER_BYTES), TOO_LONG, program, *command[1:]]
-    return StdioServerParameters(command=sys.executable, args=bounded, env=environment, cwd=options.cwd)
+    environment = {name: _read_required_variable(tool_key, name) for name in options.env}
+    program_name, *program_arguments = command
+    program = _resolve_program(tool_key, options, program_name)
+
+    # The interpreter runs `bounded_output.py`, which starts the program.
+    python_arguments = [
+        "-I",
+        BOUNDED_OUTPUT_PROGRAM,
+        str(MAX_ANSWER_BYTES),
+        TOO_LONG_MESSAGE,
+        program,
+        *program_arguments,
+    ]
+    return StdioServerParameters(command=sys.executable, args=python_arguments, env=environment, cwd=options.cwd)
 
 
-def _require_program(key: str, options: McpOptions, program: str) -> str:
+def _resolve_program(tool_key: str, options: McpOptions, program: str) -> str:
     """Expand a leading `~` in the path of a program, and check that the program exists.
 
+    Args:
+        tool_key: The key of the tool's section, for messages.
+        options: The settings of the server, with the folder `cwd` in which the program is started.
+        program: A program on PATH, or a path.
+
     Raises:
-        ToolDown: It is neither found on PATH nor a file below `cwd`.
+        ToolDown: The program is neither found on PATH nor a file relative to `cwd`.
     """
     if program.startswith("~"):
         program = str(expand_home(Path(program)))
 
-    is_there = shutil.which(program) or (options.cwd / program).is_file()
-    if not is_there:
-        raise build_connection_error(key, options, FileNotFoundError(f"there is no program {program!r}"))
+    exists = shutil.which(program) or (options.cwd / program).is_file()
+    if not exists:
+        error = FileNotFoundError(f"there is no program {program!r}")
+        raise build_connection_error(tool_key, options, error)
 
     return program
 
 
-def _require_variable(key: str, name: str) -> str:
+def _read_required_variable(tool_key: str, variable_name: str) -> str:
     """Read an environment variable.
+
+    Args:
+        tool_key: The key of the tool's section, for messages.
+        variable_name: The name of the variable.
 
     Raises:
         ToolDown: The variable is not set.
     """
-    value = os.environ.get(name)
+    value = os.environ.get(variable_name)
     if value is None:
         raise ToolDown(
-            f"[tools.{key}]: the environment variable {name} is not set; export it, or remove it from the section"
+            f"[tools.{tool_key}]: the environment variable {variable_name} is not set; "
+            "export it, or remove it from the section"
         )
     return value
 
 
-def _build_http_transport(url: str, token: str | None) -> "Transport":
+def _build_http_transport(url: str, bearer_token: str | None) -> "Transport":
     """Connect the MCP SDK to a server behind a URL, with a limit on the length of answers.
 
     The SDK alone would read an answer of any length and decompress it. One megabyte of gzip can hold a gigabyte.
 
     Args:
         url: The URL.
-        token: A bearer token, or None.
+        bearer_token: The token that each request sends to authenticate itself, or None.
     """
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
     headers = {"Accept-Encoding": "identity"}  # no compression
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
+    if bearer_token is not None:
+        headers["Authorization"] = f"Bearer {bearer_token}"
 
     timeout = httpx2.Timeout(CONNECT_SECONDS, read=READ_SECONDS)
-    client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [_limit_length]})
+    client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [_limit_response_length]})
     return streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES)
 
 
-async def _limit_length(response: Any) -> None:
+async def _limit_response_length(response: Any) -> None:
     """Replace the body of an HTTP response by one that raises an error beyond MAX_ANSWER_BYTES.
+
+    In a stream of events, which may be endless, the limit applies to an unfinished line, not to the whole body.
 
     The HTTP client calls this after it has read the headers. A compressed body is not decompressed.
     """
-    response.headers.pop("content-encoding", None)  # without it the client does not decompress
+    # Without this header the client does not decompress the body.
+    response.headers.pop("content-encoding", None)
 
     content_type = response.headers.get("content-type", "")
     is_event_stream = content_type.startswith("text/event-stream")
     response.stream = _build_bounded_stream(response.stream, is_event_stream=is_event_stream)
 
 
-def _build_bounded_stream(body: Any, *, is_event_stream: bool) -> Any:
-    """Wrap the body of an HTTP response so that it comes in whole lines of limited length."""
+def _build_bounded_stream(response_body: Any, *, is_event_stream: bool) -> Any:
+    """Wrap the body of an HTTP response so that it comes in whole lines of limited length.
+
+    Args:
+        response_body: The body, an asynchronous stream of bytes.
+        is_event_stream: Whether the body is a stream of events, which may be endless: only its lines are limited.
+    """
     import httpx2  # slow, and only servers behind a URL need it
 
     class BoundedStream(httpx2.AsyncByteStream):
+        """The wrapped body, which raises an error when it gets too long."""
+
         def __aiter__(self) -> AsyncIterator[bytes]:
-            return _iter_complete_lines(body, is_event_stream=is_event_stream)
+            return _iter_complete_lines(response_body, is_event_stream=is_event_stream)
 
         async def aclose(self) -> None:
-            await body.aclose()
+            await response_body.aclose()
 
     return BoundedStream()
 
 
-async def _iter_complete_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[bytes]:
+async def _iter_complete_lines(body_blocks: Any, *, is_event_stream: bool) -> AsyncIterator[bytes]:
     """Read the body of an HTTP answer in whole lines, with U+FFFD for halves of surrogate pairs.
 
+    A surrogate pair is two escapes that stand for one character, such as an emoji. A half alone is no character.
+
     Args:
-        blocks: The body as it is received, an asynchronous iterable of bytes.
+        body_blocks: The body as it is received, an asynchronous iterable of bytes.
         is_event_stream: Whether the body is a stream of events, which may be endless.
 
+    Yields:
+        Bytes that end with a line, each of one or more lines, and at last the rest of the body.
+
     Raises:
-        StreamError: The body has more than MAX_ANSWER_BYTES. For an event stream: a single line has more.
+        StreamError: The body has more than MAX_ANSWER_BYTES or, in an event stream, an unfinished line together with
+            the block received next has.
     """
     import httpx2
 
-    unfinished = b""  # the beginning of a line whose end has not come yet
-    total_bytes = 0
-    async for block in blocks:
-        total_bytes += len(block)
-        unfinished += block
+    unyielded_bytes = b""  # between two blocks, the beginning of a line whose end has not come yet
+    total_byte_count = 0
+    async for block in body_blocks:
+        total_byte_count += len(block)
+        unyielded_bytes += block
 
-        bounded_bytes = len(unfinished) if is_event_stream else total_bytes
-        if bounded_bytes > MAX_ANSWER_BYTES:
-            raise httpx2.StreamError(TOO_LONG)
+        bounded_byte_count = len(unyielded_bytes) if is_event_stream else total_byte_count
+        if bounded_byte_count > MAX_ANSWER_BYTES:
+            raise httpx2.StreamError(TOO_LONG_MESSAGE)
 
-        whole_lines, last_line_end, next_line = unfinished.rpartition(b"\n")
+        whole_lines, last_line_end, next_line = unyielded_bytes.rpartition(b"\n")
         if last_line_end:
-            yield mended(whole_lines + last_line_end)
-            unfinished = next_line
+            yield replace_lone_surrogates(whole_lines + last_line_end)
+            unyielded_bytes = next_line
 
-    yield mended(unfinished)
+    yield replace_lone_surrogates(unyielded_bytes)
 
 
 class ToolSchemas(NamedTuple):
-    """The JSON schemas of a tool as its server declares them; `output` may be anything, or None."""
+    """The JSON schemas of a tool as its server declares them; `output_schema` may be anything, or None."""
 
-    input: dict[str, Any]
-    output: Any
+    input_schema: dict[str, Any]
+    output_schema: Any
 
 
 @asynccontextmanager
 async def open_mended_streams(
-    target: "Transport | StdioServerParameters", schemas: dict[str, ToolSchemas]
+    connection_target: "Transport | StdioServerParameters", schemas_by_tool: dict[str, ToolSchemas]
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Connect to a server and open the two streams from it and to it that `mcp.Client` needs.
 
     Args:
-        target: How to reach the server.
-        schemas: Gets the schemas of each tool of the server, by name, as soon as the list of tools was read.
+        connection_target: The command that starts the server, or the connection to its URL (see `build_transport`).
+        schemas_by_tool: Gets the schemas of each tool of the server, by name, as soon as the list of tools was read.
+
+    Yields:
+        The stream of messages from the server, and the one to it.
     """
     from mcp import StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    plain = stdio_client(target) if isinstance(target, StdioServerParameters) else target
-    async with plain as (from_server, to_server):
-        yield MendedMessages(from_server, schemas), to_server
+    transport: Any = connection_target
+    if isinstance(connection_target, StdioServerParameters):
+        transport = stdio_client(connection_target)
+
+    async with transport as (from_server, to_server):
+        yield MendedMessages(from_server, schemas_by_tool), to_server
 
 
 class MendedMessages:
     """The stream of a server's messages, in which lists of tools are mended before the SDK reads them.
 
     - A tool that breaks the protocol is left out, with a warning; the SDK would refuse the whole list.
-    - The tools' schemas are moved from the list to `schemas`, by the tool's name. The SDK refuses a list with an
-      invalid schema. It also refuses an answer in text alone from a tool with an output schema, as many servers give
-      it.
+    - The tools' schemas are moved from the list to `schemas_by_tool`. The SDK refuses a list with an invalid schema.
+      It also refuses an answer in text alone from a tool with an output schema, as many servers give it.
     """
 
-    def __init__(self, stream: Any, schemas: dict[str, ToolSchemas]) -> None:
-        self._stream = stream
-        self._schemas = schemas
+    def __init__(self, message_stream: Any, schemas_by_tool: dict[str, ToolSchemas]) -> None:
+        self._message_stream = message_stream
+        self._schemas_by_tool = schemas_by_tool
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self._message_stream, name)
 
     async def __aenter__(self) -> "MendedMessages":
-        await self._stream.__aenter__()
+        await self._message_stream.__aenter__()
         return self
 
     async def __aexit__(self, *raised: Any) -> Any:
-        return await self._stream.__aexit__(*raised)
+        return await self._message_stream.__aexit__(*raised)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        async for item in self._stream:
+        """Yield the server's messages in order, lists of tools mended and all others as they are."""
+        async for item in self._message_stream:
             message = getattr(item, "message", None)
             result = getattr(message, "result", None)
             if isinstance(result, dict) and isinstance(result.get("tools"), list):
@@ -237,13 +280,13 @@ class MendedMessages:
                 result["tools"] = [tool for tool in mended_tools if tool is not None]
             yield item
 
-    def _mend_tool(self, tool: Any) -> dict[str, Any] | None:
-        """Change a listed tool so that the SDK accepts it. Its schemas are moved to `self._schemas`.
+    def _mend_tool(self, listed_tool: Any) -> dict[str, Any] | None:
+        """Change a listed tool so that the SDK accepts it. Its schemas are moved to `self._schemas_by_tool`.
 
         Returns:
             The tool, or None (with a warning) if it breaks the protocol.
         """
-        fields = tool if isinstance(tool, dict) else {}
+        fields = listed_tool if isinstance(listed_tool, dict) else {}
         name = fields.get("name")
         input_schema = fields.get("inputSchema")
 
@@ -252,17 +295,19 @@ class MendedMessages:
             return None
 
         output_schema = fields.get("outputSchema")
-        self._schemas[name] = ToolSchemas(_mend_schema(input_schema), output_schema)
-        return _without_schemas(name, fields.get("description"))
+        self._schemas_by_tool[name] = ToolSchemas(_mend_schema(input_schema), output_schema)
+        return _build_accepted_tool(name, fields.get("description"))
 
 
-def _without_schemas(name: str, description: object) -> dict[str, Any]:
-    """Return a listed tool with a schema that the SDK accepts; a description that is not a text becomes ""."""
-    return {
-        "name": name,
-        "description": description if isinstance(description, str) else "",
-        "inputSchema": {"type": "object"},
-    }
+def _build_accepted_tool(tool_name: str, description: object) -> dict[str, Any]:
+    """Describe a tool as the SDK accepts it in a list of tools, with a schema that allows any arguments.
+
+    Args:
+        tool_name: The name of the tool.
+        description: Its description. Anything but a text becomes "".
+    """
+    accepted_description = description if isinstance(description, str) else ""
+    return {"name": tool_name, "description": accepted_description, "inputSchema": {"type": "object"}}
 
 
 def _mend_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -278,23 +323,26 @@ def _mend_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return mended_fields
 
 
-def build_connection_error(key: str, options: McpOptions, error: BaseException) -> ToolDown:
+def build_connection_error(tool_key: str, options: McpOptions, error: BaseException) -> ToolDown:
     """Build the error for a server that cannot be reached. Its message has the reason and a remedy, but no secrets.
 
     Args:
-        key: The key of the tool's section.
+        tool_key: The key of the tool's section.
         options: The settings of the server.
         error: What was raised while connecting.
     """
     cause = _find_first_cause(error)
-    failure = _explain_failure(options, cause)
+    reason = options.format_masked_error(cause)
+    failure = _explain_connection_failure(options, cause)
 
-    patience = f"or raise start_timeout_s above {options.start_timeout_s:g}"
-    return ToolDown(f"[tools.{key}]: {failure.problem} ({options.public(cause)}); {failure.remedy}, {patience}")
+    return ToolDown(
+        f"[tools.{tool_key}]: {failure.problem} ({reason}); {failure.remedy}, "
+        f"or raise start_timeout_s above {options.start_timeout_s:g}"
+    )
 
 
 def _find_first_cause(error: BaseException) -> BaseException:
-    """Return the actual error in the groups that task groups wrap around it: the first where there are several."""
+    """Return the first error in the groups of errors, possibly nested, that asynchronous tasks raise."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -307,15 +355,23 @@ class _ConnectionFailure(NamedTuple):
     remedy: str
 
 
-def _explain_failure(options: McpOptions, cause: BaseException) -> _ConnectionFailure:
-    """Find out what an error of a connection means: a breach of the protocol, a failed command, or a silent URL."""
+def _explain_connection_failure(options: McpOptions, cause: BaseException) -> _ConnectionFailure:
+    """Find out what an error of a connection means: a breach of the protocol, a failed command, or a silent URL.
+
+    Args:
+        options: The settings of the server.
+        cause: The error.
+
+    Returns:
+        The problem and what the user can do about it, in words.
+    """
     if isinstance(cause, ValidationError):
-        problem = f"a description from the MCP server {options.shown} breaks the protocol"
+        problem = f"a description from the MCP server {options.masked_connection} breaks the protocol"
         return _ConnectionFailure(problem, remedy="fix the server, use another version of it")
 
     if options.command is not None:
-        problem = f"the MCP server {options.shown} does not start in {options.cwd}"
+        problem = f"the MCP server {options.masked_connection} does not start in {options.cwd}"
         return _ConnectionFailure(problem, remedy="run the command by hand to see its output")
 
-    problem = f"no MCP server answers at {options.shown}"
+    problem = f"no MCP server answers at {options.masked_connection}"
     return _ConnectionFailure(problem, remedy="start it, correct the url")

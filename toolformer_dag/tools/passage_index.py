@@ -12,76 +12,89 @@ from pathlib import Path
 import tantivy
 
 from toolformer_dag.files import (
-    FILES,
-    find_changed_unseen,
-    hash_files_beside,
-    list_damaged_beside,
-    locked,
+    FILES_FIELD,
+    find_silently_changed_file,
+    hash_sibling_files,
+    hold_file_lock,
+    list_damaged_files,
     seal_record,
-    sync,
-    write_whole,
+    sync_to_disk,
+    write_file_atomically,
 )
-from toolformer_dag.identity import cache_folder, file_hash
-from toolformer_dag.tools.passage_terms import get_analyzer, with_word_spaces
-from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, read_passages
+from toolformer_dag.identity import file_hash, get_cache_folder
+from toolformer_dag.tools.passage_terms import get_word_analyzer, insert_word_spaces
+from toolformer_dag.tools.passages import EMBEDDED_SOURCE, Passage, PassageError, iter_passages
 
 _log = logging.getLogger(__name__)
 INDEX_VERSION = 2
 """Raise this when the same passages are indexed in another way; part of folder names and identities."""
-COMMIT_PASSAGES = 250_000
+PASSAGES_PER_COMMIT = 250_000
 """Passages after which an index that is being built is committed, so that a kill loses no more than these."""
-HEAP_BYTES = 200_000_000
+WRITER_HEAP_BYTES = 200_000_000
 """The memory of the index writer."""
 WRITER_THREADS = 2
 """The threads of the index writer."""
-MANIFEST = "manifest.json"
+MANIFEST_FILE_NAME = "manifest.json"
 """The file of a finished index that holds the hashes of all others, sealed."""
 IndexingProgress = Callable[[int], None]
 """Called with the number of passages indexed so far."""
 
 
-def compute_source_digest(source: str) -> str:
+def compute_source_digest(passage_source: str) -> str:
     """Hash the content of a passages file, or the passages that the package brings for `embedded`.
 
     Raises:
         PassageError: The file cannot be read.
     """
-    if source == EMBEDDED:
+    if passage_source == EMBEDDED_SOURCE:
         return _compute_embedded_digest()
 
     try:
-        return file_hash(Path(source))
+        return file_hash(Path(passage_source))
     except OSError as error:
-        raise PassageError(f"{source}: {error.strerror}. Set `passages` to a file or `{EMBEDDED}`.") from error
+        raise PassageError(
+            f"{passage_source}: {error.strerror}. Set `passages` to a file or `{EMBEDDED_SOURCE}`."
+        ) from error
 
 
 @functools.cache
 def _compute_embedded_digest() -> str:
+    """Hash the passages of the synthetic world's encyclopedia."""
     digest = hashlib.blake2b(digest_size=16)
-    for passage in read_passages(EMBEDDED):
-        digest.update(passage.packed() + b"\n")
+    for passage in iter_passages(EMBEDDED_SOURCE):
+        digest.update(passage.to_json_bytes() + b"\n")
     return digest.hexdigest()
 
 
-def index_version(source: str) -> int:
-    """Return the version of how the passages of `source` are indexed; it is 1 for `embedded`."""
-    return 1 if source == EMBEDDED else INDEX_VERSION
+def get_index_version(passage_source: str) -> int:
+    """Return the version of how the passages of a source are indexed: 1 for `embedded`, else INDEX_VERSION."""
+    return 1 if passage_source == EMBEDDED_SOURCE else INDEX_VERSION
 
 
-def index_folder(source: str, root: Path | None = None) -> Path:
-    """Return the folder of the index of `source` below `root`, built or not. Raises PassageError.
+def compute_index_folder(passage_source: str, index_root: Path | None = None) -> Path:
+    """Return the folder of the index of a source of passages, whether it is built or not.
 
-    The default root is `indexes` in $TOOLFORMER_CACHE, else in toolformer-dag in the user's cache.
+    Its name is the hash of the passages with the version of the index, so that changed passages get another index.
+
+    Args:
+        passage_source: A passages file, or `embedded`.
+        index_root: The folder for indexes. By default this is `indexes` in $TOOLFORMER_CACHE, or else in toolformer-dag
+            in the user's cache.
+
+    Raises:
+        PassageError: The passages cannot be read.
     """
-    indexes = root or cache_folder() / "indexes"
-    return indexes / f"{compute_source_digest(source)}-v{index_version(source)}"
+    folder_of_indexes = index_root or get_cache_folder() / "indexes"
+    digest = compute_source_digest(passage_source)
+    version = get_index_version(passage_source)
+    return folder_of_indexes / f"{digest}-v{version}"
 
 
 def ensure_index(
-    source: str,
-    root: Path | None = None,
-    progress: IndexingProgress | None = None,
-    commit_every: int = COMMIT_PASSAGES,
+    passage_source: str,
+    index_root: Path | None = None,
+    report_progress: IndexingProgress | None = None,
+    passages_per_commit: int = PASSAGES_PER_COMMIT,
 ) -> Path:
     """Build the index of a source of passages if it is missing or damaged.
 
@@ -90,10 +103,10 @@ def ensure_index(
     - Every call compares all files with their hashes. A damaged index is renamed to `.damaged` and built again.
 
     Args:
-        source: A passages file, or `embedded`.
-        root: The folder for indexes, if it is not the usual one.
-        progress: Called with the number of passages indexed so far.
-        commit_every: Commit after this many passages.
+        passage_source: A passages file, or `embedded`.
+        index_root: The folder for indexes, if it is not the usual one.
+        report_progress: Called with the number of passages indexed so far.
+        passages_per_commit: Commit after this many passages.
 
     Returns:
         The folder of the index.
@@ -101,86 +114,127 @@ def ensure_index(
     Raises:
         PassageError: The passages cannot be read, or the folder cannot be written.
     """
-    folder = index_folder(source, root)
-    set_aside_damaged_index(folder, again=True)
-    if not folder.is_dir():
-        with _lock_build(folder):
-            built_meanwhile = folder.is_dir()  # by the process that had the lock
-            if not built_meanwhile:
-                _build_index(source, folder, progress or (lambda done: None), commit_every)
+    if report_progress is None:
+        report_progress = _ignore_progress
+
+    folder = compute_index_folder(passage_source, index_root)
+    set_aside_damaged_index(folder, rehash_files=True)
+    if folder.is_dir():
+        return folder
+
+    with _lock_index_build(folder):
+        is_built_meanwhile = folder.is_dir()  # by the process that had the lock
+        if not is_built_meanwhile:
+            _build_index(passage_source, folder, report_progress, passages_per_commit)
 
     return folder
 
 
-def _build_index(source: str, folder: Path, progress: IndexingProgress, commit_every: int) -> None:
+def _ignore_progress(passage_count: int) -> None:
+    """Do nothing with the number of passages indexed so far."""
+
+
+def _build_index(
+    passage_source: str, folder: Path, report_progress: IndexingProgress, passages_per_commit: int
+) -> None:
     """Build the index of a passages file in a temporary folder, and then rename this to `folder`.
 
     The caller holds the lock.
 
+    Args:
+        passage_source: A passages file, or `embedded`.
+        folder: The folder of the finished index.
+        report_progress: Called with the number of passages indexed so far.
+        passages_per_commit: Commit after this many passages.
+
     Raises:
-        PassageError: The passages cannot be read.
+        PassageError: The passages cannot be read, or the file is damaged.
     """
-    if source != EMBEDDED and find_changed_unseen([Path(source)]):
-        raise PassageError(f"{source} is damaged: it is not what it was when it was hashed; copy it again.")
+    if passage_source != EMBEDDED_SOURCE and find_silently_changed_file([Path(passage_source)]):
+        raise PassageError(f"{passage_source} is damaged: it is not what it was when it was hashed; copy it again.")
 
-    unfinished = folder.with_suffix(".building")
-    write_index(read_passages(source), unfinished, progress, commit_every)
-    _write_manifest(unfinished, str(folder))
+    unfinished_folder = folder.with_suffix(".building")
+    write_index(iter_passages(passage_source), unfinished_folder, report_progress, passages_per_commit)
+    _write_manifest(unfinished_folder, str(folder))
 
-    unfinished.replace(folder)
-    sync(folder.parent)
-
-
-def _write_manifest(folder: Path, name: str) -> None:
-    """Remove the writer's locks from the folder of an index, and write the hashes of its files; `name` seals them."""
-    for lock in folder.glob(".tantivy-*.lock"):
-        lock.unlink()
-    manifest = folder / MANIFEST
-    write_whole(manifest, seal_record(name, {FILES: hash_files_beside(manifest)}))
+    # The index appears under its name only now that it is complete.
+    unfinished_folder.replace(folder)
+    sync_to_disk(folder.parent)
 
 
-def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
+def _write_manifest(folder: Path, seal_name: str) -> None:
+    """Write the hashes of an index's files into its folder, so that damage is noticed later.
+
+    The locks of the index writer are removed first.
+
+    Args:
+        folder: The folder of the index.
+        seal_name: Whose hashes these are, for the message of an error.
+    """
+    for lock_file in folder.glob(".tantivy-*.lock"):
+        lock_file.unlink()
+
+    manifest_file = folder / MANIFEST_FILE_NAME
+    record = {FILES_FIELD: hash_sibling_files(manifest_file)}
+    write_file_atomically(manifest_file, seal_record(seal_name, record))
+
+
+def set_aside_damaged_index(folder: Path, rehash_files: bool = False) -> list[Path]:
     """Rename the folder of an index to `.damaged` if files in it are damaged.
 
     Args:
         folder: The folder of the index.
-        again: Whether to hash every file. Otherwise files are trusted if their size and times did not change.
+        rehash_files: Whether to hash every file. Otherwise files are trusted if their size and times did not change.
 
     Returns:
-        The damaged files.
+        The damaged files, or an empty list if none is damaged or there is no such folder.
+
+    Raises:
+        PassageError: The lock of the index cannot be taken.
     """
-    if not folder.is_dir() or not list_damaged_beside(folder / MANIFEST, again):
+    if not _list_damaged_index_files(folder, rehash_files):
         return []
 
-    with _lock_build(folder):
+    with _lock_index_build(folder):
         # Another process may have renamed it, and built it again, before this one got the lock.
-        damaged_files = list_damaged_beside(folder / MANIFEST, again) if folder.is_dir() else []
+        damaged_files = _list_damaged_index_files(folder, rehash_files)
         if damaged_files:
-            _set_aside(folder, damaged_files)
+            _move_index_aside(folder, damaged_files)
 
     return damaged_files
 
 
-def _set_aside(folder: Path, damaged_files: Sequence[Path]) -> None:
-    """Rename the folder of an index to `.damaged`, replacing an older one, and log which files are damaged."""
-    names = ", ".join(map(str, damaged_files))
-    _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)
+def _list_damaged_index_files(folder: Path, rehash_files: bool) -> list[Path]:
+    """Return the damaged files in the folder of an index, or none if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return list_damaged_files(folder / MANIFEST_FILE_NAME, rehash_files)
+
+
+def _move_index_aside(folder: Path, damaged_files: Sequence[Path]) -> None:
+    """Rename the folder of an index to `.damaged`, in place of an older one, and log which files are damaged."""
+    file_names = ", ".join(map(str, damaged_files))
+    _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", file_names, folder)
     damaged_folder = folder.with_suffix(".damaged")
     shutil.rmtree(damaged_folder, ignore_errors=True)
     folder.replace(damaged_folder)
 
 
 @contextmanager
-def _lock_build(folder: Path) -> Iterator[None]:
-    """Hold the lock under which the index is built; wait for a process that holds it. Raises PassageError."""
+def _lock_index_build(folder: Path) -> Iterator[None]:
+    """Hold the lock under which an index is built, after waiting for another process that holds it.
+
+    Raises:
+        PassageError: The lock cannot be taken, or a file cannot be written in the `with` block.
+    """
     try:
-        with locked(folder.with_suffix(".lock")):
+        with hold_file_lock(folder.with_suffix(".lock")):
             yield
     except OSError as error:
         raise PassageError(f"{folder.parent}: {error}. Set `index_folder` to another folder.") from error
 
 
-def schema() -> tantivy.Schema:
+def build_index_schema() -> tantivy.Schema:
     """Return the fields of an index: words with frequencies, the stored passage, and its number, which breaks ties."""
     builder = tantivy.SchemaBuilder()
     builder.add_text_field("words", tokenizer_name="words", index_option="freq")
@@ -189,7 +243,9 @@ def schema() -> tantivy.Schema:
     return builder.build()
 
 
-def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingProgress, commit_every: int) -> None:
+def write_index(
+    passages: Iterable[Passage], folder: Path, report_progress: IndexingProgress, passages_per_commit: int
+) -> None:
     """Write passages into the index in `folder`, which may already hold the first of them.
 
     The passages must come in the same order each time, because an index with n passages is continued after the first n.
@@ -197,39 +253,45 @@ def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingPro
     Args:
         passages: All passages.
         folder: The folder of the index.
-        progress: Called with the number of passages indexed so far.
-        commit_every: Commit after this many passages.
+        report_progress: Called with the number of passages indexed so far.
+        passages_per_commit: Commit after this many passages.
     """
-    index = _open_index(folder)
-    indexed = index.searcher().num_docs  # by a run that was killed
-    progress(indexed)
+    index = _open_or_create_index(folder)
+    indexed_count = index.searcher().num_docs  # by a run that was killed
+    report_progress(indexed_count)
 
-    writer = index.writer(heap_size=HEAP_BYTES, num_threads=WRITER_THREADS)
-    for passage in islice(passages, indexed, None):
-        writer.add_document(_build_document(passage, number=indexed))
-        indexed += 1
-        if indexed % commit_every == 0:
+    writer = index.writer(heap_size=WRITER_HEAP_BYTES, num_threads=WRITER_THREADS)
+    remaining_passages = islice(passages, indexed_count, None)
+    for passage in remaining_passages:
+        writer.add_document(_build_document(passage, passage_number=indexed_count))
+        indexed_count += 1
+        if indexed_count % passages_per_commit == 0:
             writer.commit()
-            progress(indexed)
+            report_progress(indexed_count)
     writer.commit()
 
     writer.wait_merging_threads()
     index.reload()
-    progress(index.searcher().num_docs)
+    report_progress(index.searcher().num_docs)
 
 
-def _open_index(folder: Path) -> tantivy.Index:
-    """Open the index in a folder, or create it."""
+def _open_or_create_index(folder: Path) -> tantivy.Index:
+    """Open the index of passages in a folder, or create an empty one."""
     folder.mkdir(parents=True, exist_ok=True)
-    index = tantivy.Index(schema(), path=str(folder))
-    index.register_tokenizer("words", get_analyzer())
+    index = tantivy.Index(build_index_schema(), path=str(folder))
+    index.register_tokenizer("words", get_word_analyzer())
     return index
 
 
-def _build_document(passage: Passage, number: int) -> tantivy.Document:
-    """Return the entry of a passage in an index; `number` is its position in the source, from 0."""
+def _build_document(passage: Passage, passage_number: int) -> tantivy.Document:
+    """Build the entry of a passage in an index.
+
+    Args:
+        passage: The passage.
+        passage_number: Its position in the source, from 0.
+    """
     document = tantivy.Document()
-    document.add_text("words", with_word_spaces(passage.searched()))
-    document.add_unsigned("number", number)  # Document(number=0) would make it signed, which kills the writer
-    document.add_bytes("passage", passage.packed())
+    document.add_text("words", insert_word_spaces(passage.build_searched_text()))
+    document.add_unsigned("number", passage_number)  # Document(number=0) would make it signed, which kills the writer
+    document.add_bytes("passage", passage.to_json_bytes())
     return document

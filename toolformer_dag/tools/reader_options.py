@@ -5,16 +5,19 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from toolformer_dag.tools.options import MAX_SECONDS, PretrainedName, PretrainedOptions, WebAddress
+from toolformer_dag.tools.options import MAX_TIMEOUT_SECONDS, PretrainedName, PretrainedOptions, WebAddress
 from toolformer_dag.tools.passage_search import RetrievalOptions
-from toolformer_dag.tools.passages import EMBEDDED, Passage
+from toolformer_dag.tools.passages import EMBEDDED_SOURCE, Passage
 from toolformer_dag.tools.tool import ToolResult
 
 ReaderName = Literal["seq2seq", "extractive", "http", "embedded"]
 
 
 class InferenceReader(BaseModel):
-    """The reader that answers a finetuned model; what is left out is as while C* is made, but for the revision."""
+    """The reader that answers a finetuned model, in evaluation and `generate`.
+
+    What is left out is as while C*, the corpus with calls, is made. But if a model is named, its revision counts too.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,16 +49,21 @@ class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
     max_answer_tokens: int = Field(32, ge=1)
     url: WebAddress | None = None
     api_key_variable: str | None = None
-    request_timeout_s: float = Field(60.0, gt=0, le=MAX_SECONDS)
+    request_timeout_s: float = Field(60.0, gt=0, le=MAX_TIMEOUT_SECONDS)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _require_consistent_options(self) -> Self:
+        """Check that each reader gets what it needs: an endpoint its URL, and others the right passages.
+
+        Raises:
+            ValueError: A reader does not.
+        """
         for reader in {self.reader, self.at_inference().reader}:
             if reader == "http" and not self.url:
                 raise ValueError("reader = 'http' needs url, such as 'http://localhost:8000/v1'")
             if self.passages_read == 0 and reader not in ("seq2seq", "http"):
                 raise ValueError(f"reader = {reader!r} answers from passages only: set passages_read to 1 or more")
-            if reader == "embedded" and self.passages != EMBEDDED:
+            if reader == "embedded" and self.passages != EMBEDDED_SOURCE:
                 raise ValueError("reader = 'embedded' reads only passages = 'embedded'; choose another reader")
         return self
 
@@ -66,10 +74,12 @@ class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
         """
         if self.inference is None:
             return self
-        changes = self.inference.model_dump(exclude_none=True)
+
+        changed_options = self.inference.model_dump(exclude_none=True)
         if self.inference.model is not None:
-            changes["revision"] = self.inference.revision
-        return self.model_copy(update={"inference": None, **changes})
+            changed_options["revision"] = self.inference.revision
+
+        return self.model_copy(update={"inference": None, **changed_options})
 
 
 Reader = Callable[[Sequence[str], Sequence[Sequence[Passage]]], list[ToolResult]]
@@ -83,5 +93,6 @@ def format_reader_input(question: str, passages: Sequence[Passage]) -> str:
     """
     if not passages:
         return f"Answer the question in a few words.\nQuestion: {question}"
-    listed = "\n".join(f"{passage.title}: {passage.text}" for passage in passages)
-    return f"Answer the question in a few words, from the passages.\nQuestion: {question}\nPassages:\n{listed}"
+
+    passage_lines = "\n".join(f"{passage.title}: {passage.text}" for passage in passages)
+    return f"Answer the question in a few words, from the passages.\nQuestion: {question}\nPassages:\n{passage_lines}"

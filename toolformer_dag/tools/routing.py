@@ -9,40 +9,44 @@ from typing import Any
 import tantivy
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.texts.calls import take_out
-from toolformer_dag.tools.passage_terms import build_any_term_query, get_analyzer, with_word_spaces
+from toolformer_dag.texts.calls import remove_calls
+from toolformer_dag.tools.passage_terms import build_any_term_query, get_word_analyzer, insert_word_spaces
 from toolformer_dag.tools.tool import Tool
 
-_NUMBER = re.compile(r"\d+")
-_EXAMPLE = re.compile(r"^Input: (.*)$", re.MULTILINE)
+_NUMBER_PATTERN = re.compile(r"\d+")
+_EXAMPLE_INPUT_PATTERN = re.compile(r"^Input: (.*)$", re.MULTILINE)
 """The Input of an example in a prompt."""
-HEAP_BYTES = 15_000_000
+WRITER_HEAP_BYTES = 15_000_000
 """The memory of the index writer: the least that tantivy takes."""
-LAST_WORDS = 64
+MAX_LAST_WORDS = 64
 """The last words of a text, which decide the tools that are offered after it."""
 Offer = Callable[[str, frozenset[str]], frozenset[str]]
 """(text so far, names of tools that may be called) -> the names that are offered after the text."""
 
 
-def list_describing_texts(tool: Tool) -> list[str]:
+def list_tool_descriptions(tool: Tool) -> list[str]:
     """Return the texts that tell what a tool is for: its name with its description, and each Input of its prompt."""
-    # Without the schema of its arguments: a change there would route the texts of all tools anew.
+    # The schema of its arguments is left out, because a change there would route the texts of all tools anew.
     name = tool.key.replace("_", " ")
-    return [f"{name} {tool.about}", *_EXAMPLE.findall(tool.prompt)]
+    example_inputs = _EXAMPLE_INPUT_PATTERN.findall(tool.prompt)
+    return [f"{name} {tool.summary}", *example_inputs]
 
 
 def compute_ranking_identity(tools: Sequence[Tool]) -> str:
-    """Return what determines how `tools` are ranked, for fingerprints."""
-    descriptions = {}
+    """Return a hash of everything that determines how tools are ranked: the texts that describe them."""
+    descriptions_by_key = {}
     for tool in tools:
-        descriptions[tool.key] = [with_word_spaces(text) for text in list_describing_texts(tool)]
-    return fingerprint(descriptions)
+        descriptions_by_key[tool.key] = [insert_word_spaces(text) for text in list_tool_descriptions(tool)]
+    return fingerprint(descriptions_by_key)
 
 
-def _parse_terms(text: str) -> list[str]:
-    """Return the distinct words of a text and pairs of neighbours, such as `new_york`; every number becomes 0."""
-    with_zeros = _NUMBER.sub("0", text)
-    words = get_analyzer().analyze(with_word_spaces(with_zeros))
+def _extract_terms(text: str) -> list[str]:
+    """Return the distinct words of a text, and its pairs of neighboring words, such as `new_york`.
+
+    Every number becomes 0, because it says little about the tool that a text is for.
+    """
+    text_with_zeros = _NUMBER_PATTERN.sub("0", text)
+    words = get_word_analyzer().analyze(insert_word_spaces(text_with_zeros))
     pairs = [f"{first}_{second}" for first, second in pairwise(words)]
     distinct_terms = dict.fromkeys([*words, *pairs])
     return list(distinct_terms)
@@ -52,57 +56,71 @@ class Router:
     """Ranks tools by how well a text fits them, with an index in memory of the texts that describe each tool."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._keys: list[str] = []  # for each text of the index, the key of the tool that it describes
+        # For each text of the index, by its number, the key of the tool that it describes.
+        self._tool_key_by_text_number: list[str] = []
         texts: list[str] = []
         for tool in tools:
-            descriptions = list_describing_texts(tool)
+            descriptions = list_tool_descriptions(tool)
             texts += descriptions
-            self._keys += [tool.key] * len(descriptions)
-        self._schema = _schema()
+            self._tool_key_by_text_number += [tool.key] * len(descriptions)
+
+        self._schema = _build_index_schema()
         self._index = tantivy.Index(self._schema)
-        _write_texts(self._index, texts)
+        _write_texts_to_index(self._index, texts)
         self._searcher = self._index.searcher()
 
-    def top(self, text: str, most: int) -> dict[str, float]:
+    def rank_tools(self, text: str, max_tools: int) -> dict[str, float]:
         """Find the tools that fit a text best.
 
+        The score of a tool is that of the text about it that is most similar to `text`, by BM25, the usual measure of
+        search engines.
+
         Args:
-            most: The largest number of tools.
+            text: The text.
+            max_tools: The largest number of tools.
 
         Returns:
             The BM25 score of each tool by its key, the best first. Tools with equal scores are in the order of their
             keys. A tool that shares no word with the text is left out.
         """
-        query = build_any_term_query(self._schema, "terms", _parse_terms(text))
-        if query is None:
+        query = build_any_term_query(self._schema, "terms", _extract_terms(text))
+        if query is None:  # a text without words
             return {}
 
-        scores = self._find_best_scores(query, most)  # may be of more tools, with equal scores
-        ranked = sorted(scores.items(), key=_get_sort_key)
-        return dict(ranked[:most])
+        score_by_key = self._find_best_scores(query, max_tools)  # may be of more tools, with equal scores
+        ranked_items = sorted(score_by_key.items(), key=_get_sort_key)
+        return dict(ranked_items[:max_tools])
 
-    def _find_best_scores(self, query: tantivy.Query, most: int) -> dict[str, float]:
-        """Find the best scores of `most` tools, and of further tools with the same score as the last of these."""
-        scores: dict[str, float] = {}
-        results = self._searcher.search(query, limit=len(self._keys))
+    def _find_best_scores(self, query: tantivy.Query, max_tools: int) -> dict[str, float]:
+        """Find the best scores of `max_tools` tools, and of further tools with the same score as the last of these.
+
+        Returns:
+            The score of each tool by its key.
+        """
+        score_by_key: dict[str, float] = {}
+        text_count = len(self._tool_key_by_text_number)
+        results = self._searcher.search(query, limit=text_count)
 
         for score, address in results.hits:  # the best comes first
-            has_enough = len(scores) >= most
-            if has_enough and score < min(scores.values()):  # below the last of the tools so far
+            has_enough_tools = len(score_by_key) >= max_tools
+            if has_enough_tools and score < min(score_by_key.values()):  # below the last of the tools so far
                 break
 
-            key = self._keys[self._read_text_number(address)]  # of the tool that the text describes
-            scores.setdefault(key, float(score))  # a tool has several texts; the best of them comes first
+            text_number = self._read_text_number(address)
+            key = self._tool_key_by_text_number[text_number]
+            # A tool has several texts; the best of them comes first, and counts.
+            score_by_key.setdefault(key, float(score))
 
-        return scores
+        return score_by_key
 
     def _read_text_number(self, address: tantivy.DocAddress) -> int:
-        """Return the number of a text in the index."""
-        number: int = self._searcher.doc(address)["number"][0]
+        """Return the number of a text in the index, by its address there."""
+        stored_fields = self._searcher.doc(address)
+        number: int = stored_fields["number"][0]
         return number
 
 
-def _schema() -> tantivy.Schema:
+def _build_index_schema() -> tantivy.Schema:
     """Return the fields of the index: the terms of a text, and its number among all texts."""
     builder = tantivy.SchemaBuilder()
     builder.add_text_field("terms", tokenizer_name="whitespace")
@@ -110,9 +128,9 @@ def _schema() -> tantivy.Schema:
     return builder.build()
 
 
-def _write_texts(index: tantivy.Index, texts: Sequence[str]) -> None:
+def _write_texts_to_index(index: tantivy.Index, texts: Sequence[str]) -> None:
     """Write texts into an empty index, numbered from 0."""
-    writer = index.writer(HEAP_BYTES, 1)
+    writer = index.writer(WRITER_HEAP_BYTES, 1)
     for number, text in enumerate(texts):
         writer.add_document(_build_document(text, number))
     writer.commit()
@@ -121,9 +139,9 @@ def _write_texts(index: tantivy.Index, texts: Sequence[str]) -> None:
 
 
 def _build_document(text: str, number: int) -> tantivy.Document:
-    """Return the entry of a text in the index."""
+    """Return the entry of a text in the index: its terms and its number."""
     document = tantivy.Document()
-    document.add_text("terms", " ".join(_parse_terms(text)))
+    document.add_text("terms", " ".join(_extract_terms(text)))
     document.add_unsigned("number", number)
     return document
 
@@ -134,56 +152,74 @@ def _get_sort_key(key_and_score: tuple[str, float]) -> tuple[float, str]:
     return -score, key
 
 
-def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
+def build_tool_offer(tools: Mapping[str, Tool], max_tools: int) -> Offer | None:
     """Build a function that chooses which tools may be called after a text.
 
-    It takes a text and the allowed names, and returns the names that best fit the last LAST_WORDS words.
+    It takes a text and the allowed names, and returns the names of the tools that best fit the last MAX_LAST_WORDS
+    words of the text.
 
     Args:
         tools: All tools, by their names in texts.
-        most: How many tools are chosen. 0 means that there is no limit.
+        max_tools: How many tools are chosen at most. 0 means that there is no limit.
 
     Returns:
-        The function, or None if no choice is needed.
+        The function, or None if no choice is needed, because there are no more tools than are chosen.
     """
-    if not _needs_choice(tool_count=len(tools), most=most):
+    if not _needs_choice(tool_count=len(tools), max_tools=max_tools):
         return None
 
     router = Router(list(tools.values()))  # ranks all tools by how well they fit a text
     names_by_key = {tool.key: name for name, tool in tools.items()}
-    return _Choice(router, names_by_key, most)  # is called as a function
+    return _Choice(router, names_by_key, max_tools)  # is called as a function
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Chooses the `most` tools that fit a text best."""
+    """Chooses the tools that fit a text best.
 
-    router: Router  # ranks all tools
-    names_by_key: Mapping[str, str]  # the tools' names in texts, by their keys
-    most: int
+    Attributes:
+        router: Ranks all tools.
+        names_by_key: The names of the tools in texts, by their keys.
+        max_tools: How many tools are chosen at most.
+    """
+
+    router: Router
+    names_by_key: Mapping[str, str]
+    max_tools: int
 
     def __call__(self, text: str, allowed: frozenset[str]) -> frozenset[str]:
-        """Return at most `most` of the allowed names; fewer where fewer tools share a word with the end of the text."""
-        if len(allowed) <= self.most:
+        """Choose the tools that may be called after a text.
+
+        Args:
+            text: The text so far.
+            allowed: The names of the tools that may be chosen.
+
+        Returns:
+            The names of at most `max_tools` tools; of fewer if fewer tools share a word with the end of the text.
+        """
+        if len(allowed) <= self.max_tools:
             return allowed
-        allowed_names = [name for name in self._rank_names(text) if name in allowed]
-        return frozenset(allowed_names[: self.most])
+        allowed_names = [name for name in self._rank_tool_names(text) if name in allowed]
+        return frozenset(allowed_names[: self.max_tools])
 
-    def _rank_names(self, text: str) -> list[str]:
-        """Return the names of all tools that share a word with the last LAST_WORDS words of a text, the best first."""
-        words = take_out(text, self.names_by_key.values()).split()
-        last_words = " ".join(words[-LAST_WORDS:])
-        scores = self.router.top(last_words, most=len(self.names_by_key))
-        return [self.names_by_key[key] for key in scores]
+    def _rank_tool_names(self, text: str) -> list[str]:
+        """Return the names of all tools that share a word with the end of a text, the best first.
 
-
-def _needs_choice(*, tool_count: int, most: int) -> bool:
-    """Return whether fewer tools than there are can be offered."""
-    return 0 < most < tool_count
+        The end is the last MAX_LAST_WORDS words, without calls.
+        """
+        words = remove_calls(text, self.names_by_key.values()).split()
+        last_words = " ".join(words[-MAX_LAST_WORDS:])
+        ranked_keys = self.router.rank_tools(last_words, max_tools=len(self.names_by_key))
+        return [self.names_by_key[key] for key in ranked_keys]
 
 
-def build_offer_identity(tools: Sequence[Tool], most: int) -> dict[str, Any]:
-    """Return what determines which tools `offer` offers, for fingerprints; an empty dict if it offers all."""
-    if not _needs_choice(tool_count=len(tools), most=most):
+def _needs_choice(*, tool_count: int, max_tools: int) -> bool:
+    """Return whether there are more tools than may be offered; a `max_tools` of 0 sets no limit."""
+    return 0 < max_tools < tool_count
+
+
+def build_offer_identity(tools: Sequence[Tool], max_tools: int) -> dict[str, Any]:
+    """Return what determines which tools `build_tool_offer` offers, for fingerprints, or {} if it offers all."""
+    if not _needs_choice(tool_count=len(tools), max_tools=max_tools):
         return {}
-    return {"offered": [most, compute_ranking_identity(tools)]}
+    return {"offered": [max_tools, compute_ranking_identity(tools)]}

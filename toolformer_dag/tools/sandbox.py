@@ -26,20 +26,20 @@ from typing import IO, Any, NamedTuple
 from uuid import uuid4
 
 from toolformer_dag.files import UserError
-from toolformer_dag.settings.setting_types import under
+from toolformer_dag.settings.setting_types import resolve_path
 from toolformer_dag.settings.tool_settings import ToolSettings
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.prompts import ToolError
-from toolformer_dag.tools.system_calls import build_refusing_filter
+from toolformer_dag.tools.system_calls import build_system_call_filter
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown, ToolResult
 
-SYSTEM_FILES = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
+SYSTEM_PATHS = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 """Files and folders of the system without which Python and programs do not start."""
-NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/ca-certificates", "/etc/pki")
+NETWORK_PATHS = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/ca-certificates", "/etc/pki")
 """Files and folders that programs need to find hosts and to trust them; visible with `network = true`."""
 SCRATCH_FOLDER = "/tmp"
 """The only folder behind the wall that can be written to. It is in memory, and empty at first."""
-BASIC_VARIABLES: Mapping[str, str] = {
+BASIC_ENVIRONMENT: Mapping[str, str] = {
     "PATH": os.defpath,
     "HOME": SCRATCH_FOLDER,
     "TMPDIR": SCRATCH_FOLDER,
@@ -47,7 +47,7 @@ BASIC_VARIABLES: Mapping[str, str] = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 """The environment variables of every process behind the wall."""
-NAMESPACES = (
+BASE_BUBBLEWRAP_COMMAND = (
     "bwrap",
     "--die-with-parent",
     "--new-session",
@@ -73,7 +73,7 @@ NAMESPACES = (
 
 Unlike those of `--dev`, its devices make no terminals, which the whole machine shares.
 """
-ROOT_CAPABILITIES = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+ROOT_CAPABILITY_OPTIONS = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 """What root's process needs to become another user."""
 BOOTSTRAP_CODE = """
 import json, sys
@@ -82,55 +82,62 @@ from toolformer_dag.tools.sandboxed import main
 main()
 """
 """The Python code that a process behind the wall runs; its argument is this process's `sys.path`, as JSON."""
-FIRST_USER = 10**9
+FIRST_UNUSED_USER_ID = 10**9
 """From here on no user has a number. A process of root's gets a random one: the kernel counts limits by user."""
-FIELD_TYPES = (str | None, str | None, int | float, int | float | None)
+RESULT_FIELD_TYPES = (str | None, str | None, int | float, int | float | None)
 """The types of the fields of a ToolResult in an answer: result, reason, seconds, cost."""
-LONGEST_ANSWER = 64 << 20
+MAX_ANSWER_BYTES = 64 << 20
 """The most bytes of the answer to a batch."""
-MOST_ERROR_OUTPUT = 1 << 20
+MAX_ERROR_OUTPUT_BYTES = 1 << 20
 """The most bytes that a process may write to the standard error; more is read and dropped."""
 _log = logging.getLogger(__name__)
 GRACE_SECONDS = 1.0
-"""Seconds. So long after a batch's time limit is its process killed, since the caller usually notices the limit first;
-and so long may a process take to end by itself."""
+"""The seconds between the time limit of a batch and the end of its process, which is killed then.
+
+The caller usually notices the limit first. A process may also take this long to end by itself.
+"""
 
 
 class SandboxEnded(Exception):
     """The process behind the wall gave no proper answer and is killed: it met a limit, was killed, or broke down."""
 
 
-def wall_in(tool: Tool, section: ToolSettings, root: Path) -> None:
+def move_tool_into_sandbox(tool: Tool, tool_settings: ToolSettings, root: Path) -> None:
     """Let a tool run in separate sandboxed processes, by replacing its `run`, `prepare`, `connect` and `timed_out`.
 
-    Its methods that select texts and propose calls still run in this process.
+    The sandbox protects this machine from the code of a user's tool. The methods that select texts and propose calls
+    still run in this process.
 
     Args:
         tool: The tool, which is changed in place.
-        section: The tool's section of the settings.
-        root: The project folder.
+        tool_settings: The tool's section of toolformer.toml, with the limits of the sandbox.
+        root: The project folder, the one of toolformer.toml.
 
     Raises:
         ToolError: The tool is built in, or its class overrides `at_inference`.
     """
-    _check_may_be_walled(tool, section)
-    wall = Wall(tool, section, root)
+    _check_can_be_sandboxed(tool, tool_settings)
+    wall = Wall(tool, tool_settings, root)
     for name in ("run", "prepare", "connect", "timed_out"):
         setattr(tool, name, getattr(wall, name))
 
 
-def _check_may_be_walled(tool: Tool, section: ToolSettings) -> None:
+def _check_can_be_sandboxed(tool: Tool, tool_settings: ToolSettings) -> None:
     """Check that a tool may run in a sandbox.
+
+    `at_inference` returns the tool that answers a finetuned model. If a class overrides it, another tool than the
+    sandboxed one would run there.
 
     Raises:
         ToolError: The tool is built in, or its class overrides `at_inference`.
     """
-    use = str(section.options().get("use", ""))
-    is_users_class = ":" in use  # such as "my_tools:Weather"
+    class_path = str(tool_settings.get_tool_options().get("use", ""))
+    is_users_class = ":" in class_path  # such as "my_tools:Weather"; a built-in tool has no colon
     if not is_users_class:
         raise ToolError(f"[tools.{tool.key}] sandbox: only tools of your own have one; remove the key")
 
-    if type(tool).at_inference is not Tool.at_inference:
+    overrides_at_inference = type(tool).at_inference is not Tool.at_inference
+    if overrides_at_inference:
         raise ToolError(f"[tools.{tool.key}] sandbox: the tool is another one at inference; remove its at_inference")
 
 
@@ -141,65 +148,87 @@ class Wall:
     together with this object.
     """
 
-    def __init__(self, tool: Tool, section: ToolSettings, root: Path) -> None:
+    def __init__(self, tool: Tool, tool_settings: ToolSettings, root: Path) -> None:
         """Prepare the command that starts the processes, without starting one.
 
         Args:
-            section: Its section of the settings, with the limits of the sandbox.
-            root: The project folder.
+            tool: The tool that the processes run.
+            tool_settings: The tool's section of toolformer.toml, with the limits of the sandbox.
+            root: The project folder, the one of toolformer.toml.
         """
-        self._key = tool.key
-        self._timeout_s = section.limits.timeout_s  # of a call
-        self._variables = section.sandbox.env  # names of environment variables that the tool sees
-        self._setup = _setup(tool, section, root)
-        self._bubblewrap = _bubblewrap(tool, section, root)
+        self._tool_key = tool.key
+        self._call_timeout_s = tool_settings.limits.timeout_s
+        self._variable_names = tool_settings.sandbox.env  # names of environment variables that the tool sees
+        self._setup_request = _build_setup_request(tool, tool_settings, root)
+        self._bubblewrap_command = _build_bubblewrap_command(tool, tool_settings, root)
 
-        self._idle: list[WalledProcess] = []  # appended to and popped from by several threads
-        weakref.finalize(self, _end_processes, self._idle)  # ends the idle processes when this object is gone
+        # Several threads append to this list and pop from it.
+        self._idle_processes: list[WalledProcess] = []
+        # When this object is gone, its idle processes end.
+        weakref.finalize(self, _shut_down_processes, self._idle_processes)
 
     def prepare(self, progress: Callable[[int], None]) -> None:
-        """Start a process, in which the tool is prepared. Raises ToolDown, and what the tool raises."""
-        self._idle.append(self._start_process())
+        """Start a process in which the tool is prepared.
+
+        Raises:
+            ToolDown: Nothing can run in a sandbox on this machine.
+            Exception: Whatever the tool raised while it was loaded.
+        """
+        process = self._start_process()
+        self._idle_processes.append(process)
 
     def connect(self) -> None:
-        """Make sure that a process is idle. Raises ToolDown, and what the tool raises while it is loaded."""
-        self._idle.append(self._take_or_start_process())
+        """Make sure that a process is idle, and so ready for the next batch.
+
+        Raises:
+            ToolDown: Nothing can run in a sandbox on this machine.
+            Exception: Whatever the tool raised while it was loaded.
+        """
+        process = self._take_or_start_process()
+        self._idle_processes.append(process)
 
     def timed_out(self) -> None:
         """Do nothing: `run` kills the process that takes too long."""
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Run calls in one of the processes.
+        """Run a batch of calls in one of the sandboxed processes.
 
         Returns:
-            A result per call.
+            A result per call, in order.
 
         Raises:
-            SandboxEnded: The process gave no proper answer.
+            SandboxEnded: The process gave no proper answer in time, and is killed.
+            ToolDown: Nothing can run in a sandbox on this machine.
             Exception: Whatever the tool raised.
         """
         process = self._take_or_start_process()
         request = {"calls": [(call.input, call.context) for call in calls]}
-        most_seconds = self._timeout_s * len(calls) + GRACE_SECONDS
+        timeout_s = self._call_timeout_s * len(calls) + GRACE_SECONDS
 
-        answer = process.ask(request, most_seconds)  # {"results": [...]} or {"raised": [...], "spent": True}
+        # {"results": [...]}, or {"raised": [name, message], "spent": true or false} if the tool raised an exception. It
+        # is spent if the exception may come from a limit of the sandbox, such as that of memory.
+        answer = process.send_request(request, timeout_s)
 
-        may_have_met_a_limit = answer.get("spent")  # memory may be short now, or processes of the tool left over
+        # After a limit, memory may be short or processes of the tool may be left over.
+        may_have_met_a_limit = answer.get("spent")
         if may_have_met_a_limit:
-            process.end()
+            process.shut_down()
         else:
-            self._idle.append(process)
+            self._idle_processes.append(process)
 
-        results = []
-        for result, reason, seconds, cost in _get_results_or_raise(answer):  # raises what the tool raised
-            results.append(ToolResult(result, reason, seconds, cost))
-        return results
+        result_fields = _get_results_or_raise(answer)
+        return [ToolResult(*fields) for fields in result_fields]
 
     def _take_or_start_process(self) -> "WalledProcess":
-        """Take an idle process that is still running, or start one."""
+        """Take an idle process that is still running, or start one.
+
+        Raises:
+            ToolDown: Nothing can run in a sandbox on this machine.
+            Exception: Whatever the tool raised while it was loaded.
+        """
         while True:
             try:
-                process = self._idle.pop()
+                process = self._idle_processes.pop()
             except IndexError:  # none is idle
                 return self._start_process()
             if process.is_running:
@@ -212,92 +241,101 @@ class Wall:
             ToolDown: Nothing can run in a sandbox on this machine.
             Exception: Whatever the tool raised while it was loaded.
         """
-        self._check_possible()
+        self._check_sandbox_works()
         process = self._launch_process()
+
         # The kernel counts limits by user, so each process of root's becomes a user that no other process has: a random
         # number of a billion, above those of real users.
-        unused_user = FIRST_USER + randbelow(FIRST_USER)
-        answer = process.ask({**self._setup, "user": unused_user})  # the setup names the tool, its options and limits
+        unused_user_id = FIRST_UNUSED_USER_ID + randbelow(FIRST_UNUSED_USER_ID)
+        setup_request = {**self._setup_request, "user": unused_user_id}  # it names the tool, its options and limits
+        answer = process.send_request(setup_request)
 
-        if "raised" in answer:  # the tool could not be loaded
-            process.end()
+        could_not_be_loaded = "raised" in answer
+        if could_not_be_loaded:
+            process.shut_down()
             _get_results_or_raise(answer)  # raises what the tool raised
 
         return process
 
-    def _check_possible(self) -> None:
+    def _check_sandbox_works(self) -> None:
         """Check that programs can run in a sandbox on this machine.
 
         Raises:
             ToolDown: They cannot. The message says why.
         """
-        obstacle = _find_obstacle(self._bubblewrap)
+        obstacle = _find_sandbox_obstacle(self._bubblewrap_command)
         if obstacle:
             raise ToolDown(
-                f"[tools.{self._key}] sandbox: {obstacle}; install bubblewrap (`apt-get install bubblewrap`) on a "
+                f"[tools.{self._tool_key}] sandbox: {obstacle}; install bubblewrap (`apt-get install bubblewrap`) on a "
                 "kernel that allows user namespaces, or remove the key to run the tool without a wall"
             )
 
     def _launch_process(self) -> "WalledProcess":
-        """Start a process, which then waits to be told which tool to load."""
-        program = [sys.executable, "-I", "-c", BOOTSTRAP_CODE, json.dumps(sys.path)]
-        call_filter = _build_call_filter(self._bubblewrap)
-        variables = {name: os.environ[name] for name in self._variables if name in os.environ}
+        """Start a process, which then waits for the request that names the tool to load."""
+        program_command = [sys.executable, "-I", "-c", BOOTSTRAP_CODE, json.dumps(sys.path)]
+        system_call_filter = _build_system_call_filter(self._bubblewrap_command)
+        extra_variables = {name: os.environ[name] for name in self._variable_names if name in os.environ}
+
         # The kernel ends a process as soon as the thread that started it ends, so one lasting thread starts all.
-        starting = _get_starting_thread().submit(WalledProcess, self._bubblewrap, program, call_filter, variables)
-        return starting.result()
+        starter = _get_process_starter()
+        future = starter.submit(
+            WalledProcess, self._bubblewrap_command, program_command, system_call_filter, extra_variables
+        )
+        return future.result()
 
 
-def _setup(tool: Tool, section: ToolSettings, root: Path) -> dict[str, object]:
-    """Build the first request to a new process, which tells it to load the tool."""
+def _build_setup_request(tool: Tool, tool_settings: ToolSettings, root: Path) -> dict[str, object]:
+    """Build the first request to a new process, which tells it to load the tool, as values that JSON can hold."""
     return {
         "key": tool.key,
-        "options": dict(section.options()),
+        "options": dict(tool_settings.get_tool_options()),
         "root": str(root.absolute()),
         "prompt": tool.prompt,
-        "limits": section.limits.model_dump(),
-        "sandbox": section.sandbox.model_dump(include={"memory_gib", "processes", "scratch_mib"}),
+        "limits": tool_settings.limits.model_dump(),
+        "sandbox": tool_settings.sandbox.model_dump(include={"memory_gib", "processes", "scratch_mib"}),
     }
 
 
 @cache
-def _get_starting_thread() -> ThreadPoolExecutor:
+def _get_process_starter() -> ThreadPoolExecutor:
+    """Return the pool of one thread that starts all sandboxed processes and lasts as long as this process."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox")
 
 
 class WalledProcess:
     """A process behind the wall, which answers one request after the other, and only this object's.
 
-    It runs until `end`, until a request fails, or until the thread that started it ends.
+    It runs until `shut_down`, until a request fails, or until the thread that started it ends.
     """
 
     def __init__(
         self,
-        bubblewrap: Sequence[str],
-        program: Sequence[str],
-        call_filter: bytes | None,
-        variables: Mapping[str, str],
+        bubblewrap_command: Sequence[str],
+        program_command: Sequence[str],
+        system_call_filter: bytes | None,
+        extra_variables: Mapping[str, str],
     ) -> None:
         """Start a program in a bubblewrap sandbox.
 
         Args:
-            bubblewrap: The command `bwrap` with its options.
-            program: The command that runs inside, as words.
-            call_filter: A compiled seccomp program that refuses some system calls, or None to refuse none.
-            variables: Environment variables for the program, besides BASIC_VARIABLES.
+            bubblewrap_command: The command `bwrap` with its options.
+            program_command: The command that runs inside, as words.
+            system_call_filter: A compiled seccomp program that refuses some system calls, or None to refuse none.
+            extra_variables: Environment variables for the program, besides BASIC_ENVIRONMENT.
         """
-        command, *options = bubblewrap
+        command, *options = bubblewrap_command
         executable = shutil.which(command) or command
-        all_variables = {**BASIC_VARIABLES, **variables}
+        environment_variables = {**BASIC_ENVIRONMENT, **extra_variables}
 
-        with _open_filter_option(call_filter) as filter_option:
-            words = [executable, *filter_option.words, *options, *program]
-            self._process = _start_command(words, all_variables, filter_option.descriptors)
+        # bubblewrap reads the filter from a file descriptor, which is only open in this block.
+        with _open_filter_option(system_call_filter) as filter_option:
+            command_words = [executable, *filter_option.command_words, *options, *program_command]
+            self._process = _start_command(command_words, environment_variables, filter_option.file_descriptors)
 
         self._copy_error_output()
 
     def _copy_error_output(self) -> None:
-        """Let a thread copy the standard error of the process to this one."""
+        """Start a thread that copies the standard error of the process to the one of this process."""
         error_output = self._process.stderr
         assert error_output is not None
         self._process.stderr = None  # the thread reads and closes it, and `communicate` must not
@@ -308,55 +346,69 @@ class WalledProcess:
         """Whether the process has not ended yet."""
         return self._process.poll() is None
 
-    def ask(self, request: Mapping[str, object], seconds: float = threading.TIMEOUT_MAX) -> dict[str, Any]:
+    def send_request(self, request: Mapping[str, object], timeout_s: float = threading.TIMEOUT_MAX) -> dict[str, Any]:
         """Send a request to the process and wait for the answer.
 
         Args:
-            seconds: The time limit.
+            request: The request, as values that JSON can hold.
+            timeout_s: The time limit in seconds; by default there is none.
 
         Returns:
-            {"results": [...]}, or {"raised": [name, message]} if the tool raised an exception.
+            {"results": [...]}, or {"raised": [name, message], "spent": true or false} if the tool raised an exception.
+            It is spent if the exception may come from a limit of the sandbox.
 
         Raises:
             SandboxEnded: There was no proper answer in time. The process is killed then.
         """
-        number = uuid4().hex
+        request_number = uuid4().hex
 
         try:
-            with self._kill_after(seconds):
-                self._send({"number": number, **request})
-                return _check_answer(self._receive(), number)
-        except (OSError, ValueError, RecursionError) as error:
+            with self._kill_after(timeout_s):
+                self._write_request({"number": request_number, **request})
+                answer = self._read_answer()
+                return _check_answer(answer, request_number)
+        except (OSError, ValueError, RecursionError) as error:  # also after the timer has killed the process
             self._process.kill()
-            status = self._process.wait()
-            raise SandboxEnded(f"it gave no answer and ended with exit status {status}") from error
+            exit_status = self._process.wait()
+            raise SandboxEnded(f"it gave no answer and ended with exit status {exit_status}") from error
 
     @contextmanager
-    def _kill_after(self, seconds: float) -> Iterator[None]:
-        """Kill the process if the `with` block takes longer than this many seconds."""
-        timer = threading.Timer(seconds, self._process.kill)
-        timer.daemon = True
+    def _kill_after(self, timeout_s: float) -> Iterator[None]:
+        """Kill the process if the `with` block takes longer than `timeout_s` seconds."""
+        timer = threading.Timer(timeout_s, self._process.kill)
+        timer.daemon = True  # an interrupted run need not wait for the timer
         timer.start()
         try:
             yield
         finally:
             timer.cancel()
 
-    def _send(self, request: Mapping[str, object]) -> None:
-        """Write a request to the standard input of the process. Raises OSError."""
+    def _write_request(self, request: Mapping[str, object]) -> None:
+        """Write a request, as a line of JSON, to the standard input of the process.
+
+        Raises:
+            OSError: The process has ended.
+        """
         assert self._process.stdin is not None
         line = json.dumps(request, default=str).encode() + b"\n"
         self._process.stdin.write(line)
         self._process.stdin.flush()
 
-    def _receive(self) -> Any:
-        """Read a line of JSON from the standard output of the process. Raises ValueError, RecursionError or OSError."""
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline(LONGEST_ANSWER))
+    def _read_answer(self) -> Any:
+        """Read a line of JSON from the standard output of the process.
 
-    def end(self) -> None:
-        """Close the input of the process, upon which it ends; kill it if it has not after GRACE_SECONDS seconds."""
-        with self._process:
+        Raises:
+            ValueError: The line is not JSON, or it is longer than MAX_ANSWER_BYTES, or the process has ended.
+            RecursionError: The JSON is nested too deeply.
+            OSError: The output cannot be read.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline(MAX_ANSWER_BYTES)
+        return json.loads(line)
+
+    def shut_down(self) -> None:
+        """Close the input of the process, so that it ends, and kill it if it still runs after GRACE_SECONDS."""
+        with self._process:  # closes its pipes and waits for its end
             try:
                 self._process.communicate(timeout=GRACE_SECONDS)
             except (OSError, ValueError, subprocess.TimeoutExpired):
@@ -364,124 +416,154 @@ class WalledProcess:
 
 
 def _start_command(
-    words: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]
+    command_words: Sequence[str], environment_variables: Mapping[str, str], file_descriptors: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     """Start a command with pipes to its standard streams.
 
     Args:
-        words: The command and its arguments.
-        variables: All its environment variables.
-        descriptors: Open file descriptors that the command inherits.
+        command_words: The command and its arguments.
+        environment_variables: All environment variables that the command gets.
+        file_descriptors: Open file descriptors that the command inherits.
     """
     return subprocess.Popen(
-        words,
-        env=variables,
+        command_words,
+        env=environment_variables,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        pass_fds=descriptors,
+        pass_fds=file_descriptors,
     )
 
 
-def _check_answer(answer: Any, number: str) -> dict[str, Any]:
+def _check_answer(answer: Any, request_number: str) -> dict[str, Any]:
     """Check the form of an answer, because a hostile tool may have written it.
 
     Args:
-        answer: What the process printed, parsed from JSON.
-        number: The number of the request, which the answer has to repeat.
+        answer: What the process printed, parsed from JSON. Its "number" is removed.
+        request_number: The number of the request, which the answer has to repeat.
 
     Returns:
-        The answer without this number. It has one of two forms:
+        The same dictionary without this number. It has one of two forms, and without either key it stands for no
+        results:
 
-        - {"results": [["18 degrees", None, 0.1, None]]}: for each call, the result, reason, seconds and cost
-        - {"raised": ["ToolDown", "no network"]}: the type and the message of an exception
+        - {"results": [["18 degrees", None, 0.1, None]]}: for each call, the result, reason, seconds and cost (no calls
+          after the setup request)
+        - {"raised": ["ToolDown", "no network"], "spent": False}: the type and the message of an exception, and whether
+          it may come from a limit of the sandbox
 
     Raises:
         ValueError: The answer has another form, or belongs to another request.
     """
-    if not isinstance(answer, dict) or answer.pop("number", None) != number:
-        raise ValueError("it is no answer to this request")  # a process that the tool has forked may answer too
+    # A process that the tool has forked may have answered an earlier request.
+    if not isinstance(answer, dict) or answer.pop("number", None) != request_number:
+        raise ValueError("it is no answer to this request")
 
     if "raised" in answer:
-        _check_raised(answer["raised"])
-    _check_results(answer.get("results") or [])
+        _check_raised_exception(answer["raised"])
+
+    results = answer.get("results") or []
+    _check_result_fields(results)
     return answer
 
 
-def _check_raised(raised: Any) -> None:
-    """Raise ValueError for anything but a Python name and a message: ["ToolDown", "no network"]."""
-    are_two_texts = isinstance(raised, list) and len(raised) == 2 and all(isinstance(text, str) for text in raised)
-    if not are_two_texts or not raised[0].isidentifier():
+def _check_raised_exception(raised_exception: Any) -> None:
+    """Check that a value from an answer is a Python name and a message, such as ["ToolDown", "no network"].
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    is_pair = isinstance(raised_exception, list) and len(raised_exception) == 2
+    are_two_texts = is_pair and all(isinstance(text, str) for text in raised_exception)
+    if not are_two_texts or not raised_exception[0].isidentifier():
         raise ValueError("what was raised is no name with a message")
 
 
-def _check_results(results: Any) -> None:
-    """Raise ValueError for anything but a list with the fields of a ToolResult per call."""
-    if not isinstance(results, list) or not all(_is_result(result) for result in results):
+def _check_result_fields(results: Any) -> None:
+    """Check that a value from an answer is a list with the fields of a ToolResult per call.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if not isinstance(results, list) or not all(_has_result_fields(result) for result in results):
         raise ValueError("the results are malformed")
 
 
-def _is_result(fields: Any) -> bool:
+def _has_result_fields(field_values: Any) -> bool:
     """Check that a value has the four fields of a ToolResult, with either a result or a reason."""
-    if not isinstance(fields, list) or len(fields) != len(FIELD_TYPES):
+    if not isinstance(field_values, list) or len(field_values) != len(RESULT_FIELD_TYPES):
         return False
 
-    have_types = all(isinstance(value, kind) for value, kind in zip(fields, FIELD_TYPES, strict=True))
-    result, reason, *_ = fields
-    return have_types and (result is None) != (reason is None)
+    for value, expected_type in zip(field_values, RESULT_FIELD_TYPES, strict=True):
+        if not isinstance(value, expected_type):
+            return False
+
+    result, reason, *_ = field_values
+    has_result = result is not None
+    has_reason = reason is not None
+    return has_result != has_reason
 
 
 class _FilterOption(NamedTuple):
-    """bubblewrap's option for a filter of system calls, which it reads from an open descriptor."""
+    """bubblewrap's option for a filter of system calls, which it reads from an open file descriptor."""
 
-    words: list[str]  # ["--seccomp", "5"], or none without a filter
-    descriptors: list[int]  # [5]
+    command_words: list[str]  # ["--seccomp", "5"], or none without a filter
+    file_descriptors: list[int]  # [5]
 
 
 @contextmanager
-def _open_filter_option(call_filter: bytes | None) -> Iterator[_FilterOption]:
-    """Make bubblewrap's option for a filter of system calls.
+def _open_filter_option(system_call_filter: bytes | None) -> Iterator[_FilterOption]:
+    """Build bubblewrap's option for a filter of system calls.
 
     bubblewrap reads the filter from a file descriptor, which is open during the `with` block.
+
+    Args:
+        system_call_filter: A compiled seccomp program that refuses some system calls, or None for no filter.
+
+    Yields:
+        The words for the command line and the file descriptors for the process; both are empty without a filter.
     """
-    if call_filter is None:
-        yield _FilterOption(words=[], descriptors=[])
+    if system_call_filter is None:
+        yield _FilterOption(command_words=[], file_descriptors=[])
         return
 
     read_end, write_end = os.pipe()
     try:
-        os.write(write_end, call_filter)  # far less than a pipe holds
+        os.write(write_end, system_call_filter)  # far less than a pipe holds
         os.close(write_end)
-        yield _FilterOption(words=["--seccomp", str(read_end)], descriptors=[read_end])
+        yield _FilterOption(command_words=["--seccomp", str(read_end)], file_descriptors=[read_end])
     finally:
         os.close(read_end)
 
 
-def _end_processes(processes: Sequence[WalledProcess]) -> None:
+def _shut_down_processes(processes: Sequence[WalledProcess]) -> None:
+    """Shut down each of some processes, one after the other."""
     for process in processes:
-        process.end()
+        process.shut_down()
 
 
 def _copy_error_output(error_output: IO[bytes]) -> None:
-    """Copy what a tool writes to its standard error to the standard error of this process.
+    """Copy what a tool writes to its standard error to the standard error of this process, until the stream ends.
 
-    At most MOST_ERROR_OUTPUT bytes are copied. Control characters, which could affect the terminal, become U+FFFD.
+    Less than MAX_ERROR_OUTPUT_BYTES bytes are copied. Control characters, which could affect the terminal, become
+    U+FFFD.
     """
-    bytes_left = MOST_ERROR_OUTPUT
+    bytes_left = MAX_ERROR_OUTPUT_BYTES
     with error_output, suppress(OSError, ValueError):  # one of the two streams may be closed
         while line := error_output.readline(4096):
             bytes_left -= len(line)
-            if bytes_left > 0:  # else read on without copying, or the tool would wait for a reader
-                sys.stderr.write(_without_control_characters(line.decode(errors="replace")))
+            # Beyond the limit, lines are still read, or else the tool would wait for a reader.
+            if bytes_left > 0:
+                text = line.decode(errors="replace")
+                sys.stderr.write(_replace_control_characters(text))
 
 
-def _without_control_characters(text: str) -> str:
+def _replace_control_characters(text: str) -> str:
     r"""Replace every character by U+FFFD that is neither printable nor "\n" or "\t"."""
-    harmless = []
+    shown_characters = []
     for character in text:
         is_harmless = character.isprintable() or character in "\n\t"
-        harmless.append(character if is_harmless else "\ufffd")
-    return "".join(harmless)
+        shown_characters.append(character if is_harmless else "\ufffd")
+    return "".join(shown_characters)
 
 
 def _get_results_or_raise(answer: Mapping[str, Any]) -> list[Any]:
@@ -498,32 +580,37 @@ def _get_results_or_raise(answer: Mapping[str, Any]) -> list[Any]:
             same name.
     """
     if "raised" not in answer:
-        return list(answer.get("results") or ())
+        results = answer.get("results") or ()
+        return list(results)
 
-    name, message = map(str, answer["raised"])
+    type_name, message = map(str, answer["raised"])
     for error_type in (RetryableError, ToolDown, UserError):
-        if name == error_type.__name__:
+        if type_name == error_type.__name__:
             raise error_type(message)
-    raise type(name, (Exception,), {})(message)
+
+    # The type of any other exception exists only in the sandbox, so one with the same name is made here.
+    unknown_error_type = type(type_name, (Exception,), {})
+    raise unknown_error_type(message)
 
 
-def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...]:
+def _build_bubblewrap_command(tool: Tool, tool_settings: ToolSettings, root: Path) -> tuple[str, ...]:
     """Build the command line that comes before the program in the sandbox: `bwrap` with its options, and `--`.
 
     The program sees some files, which it cannot change, and an empty folder to write to (SCRATCH_FOLDER).
     """
-    sandbox = section.sandbox
+    sandbox = tool_settings.sandbox
     scratch_bytes = sandbox.scratch_mib * 2**20
-    visible_paths = _list_visible_paths(tool, section, root)
+    visible_paths = _list_visible_paths(tool, tool_settings, root)
 
-    is_root = os.geteuid() == 0
     network_options = () if sandbox.network else ("--unshare-net",)
-    user_options = ROOT_CAPABILITIES if is_root else ()  # root's process becomes another user before it runs the tool
+    # A process of root's becomes another user before it runs the tool.
+    is_root = os.geteuid() == 0
+    user_options = ROOT_CAPABILITY_OPTIONS if is_root else ()
     scratch_options = ("--size", str(scratch_bytes), "--perms", "1777", "--tmpfs", SCRATCH_FOLDER)
     last_options = ("--remount-ro", "/", "--chdir", SCRATCH_FOLDER, "--")
 
     return (
-        *NAMESPACES,
+        *BASE_BUBBLEWRAP_COMMAND,
         *network_options,
         *user_options,
         *scratch_options,
@@ -532,35 +619,35 @@ def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...
     )
 
 
-def _list_visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
+def _list_visible_paths(tool: Tool, tool_settings: ToolSettings, root: Path) -> list[Path]:
     """List what a tool sees in its sandbox: the system, Python, its own code, and paths named in the settings.
 
     Paths that do not exist are left out, and so are paths inside another listed folder.
     """
-    network_files = NETWORK_FILES if section.sandbox.network else ()
-    settings_paths = [under(root, path).absolute() for path in section.sandbox.reads]
+    network_paths = NETWORK_PATHS if tool_settings.sandbox.network else ()
+    settings_paths = [resolve_path(root, path).absolute() for path in tool_settings.sandbox.reads]
 
-    return _select_outermost(
-        [
-            *(Path(path) for path in SYSTEM_FILES),
-            *(Path(path) for path in network_files),
-            *_list_python_folders(),
-            *_list_code_paths(tool),  # the folder of its package, or the modules beside its own
-            *_list_option_paths(tool.options),
-            *settings_paths,
-        ]
-    )
+    all_paths = [
+        *map(Path, SYSTEM_PATHS),
+        *map(Path, network_paths),
+        *_list_python_folders(),
+        *_list_code_paths(tool),  # the folder of its package, or the modules beside its own
+        *_list_option_paths(tool.options),
+        *settings_paths,
+    ]
+    return _select_outermost(all_paths)
 
 
-def _build_bind_options(visible: Sequence[Path]) -> list[str]:
+def _build_bind_options(visible_paths: Sequence[Path]) -> list[str]:
     """Build bubblewrap's options that make paths visible but not writable, such as `--ro-bind /usr /usr`."""
-    words = []
-    for folder in _list_folders_above(visible):  # with permissions for everybody: the program may run as another user
-        words += ["--perms", "0755", "--dir", str(folder)]
+    command_words = []
+    # The folders above the paths are readable by everybody, because the program may run as another user.
+    for folder in _list_folders_above(visible_paths):
+        command_words += ["--perms", "0755", "--dir", str(folder)]
 
-    for path in visible:
-        words += ["--ro-bind", str(path), str(path)]
-    return words
+    for path in visible_paths:
+        command_words += ["--ro-bind", str(path), str(path)]
+    return command_words
 
 
 def _list_folders_above(paths: Sequence[Path]) -> list[Path]:
@@ -573,22 +660,22 @@ def _list_folders_above(paths: Sequence[Path]) -> list[Path]:
 
 def _select_outermost(paths: Iterable[Path]) -> list[Path]:
     """Remove paths that do not exist, repeated paths, and paths inside another one of them. Keep their order."""
-    existing = dict.fromkeys(path for path in paths if path.exists())
+    existing_paths = dict.fromkeys(path for path in paths if path.exists())  # distinct, in order
 
-    outermost = []
-    for path in existing:
-        is_in_another = any(parent in existing for parent in path.parents)
+    outermost_paths = []
+    for path in existing_paths:
+        is_in_another = any(folder in existing_paths for folder in path.parents)
         if not is_in_another:
-            outermost.append(path)
-    return outermost
+            outermost_paths.append(path)
+    return outermost_paths
 
 
 def _list_python_folders() -> list[Path]:
     """Return the folders of Python, of its installed packages, and of this package."""
-    prefixes = (sys.base_prefix, sys.base_exec_prefix, sys.prefix)
-    packages = (*site.getsitepackages(), site.getusersitepackages())
+    python_folders = (sys.base_prefix, sys.base_exec_prefix, sys.prefix)
+    package_folders = (*site.getsitepackages(), site.getusersitepackages())
     this_package = Path(__file__).absolute().parents[1]
-    return [*map(Path, prefixes), *map(Path, packages), this_package]
+    return [*map(Path, python_folders), *map(Path, package_folders), this_package]
 
 
 def _list_code_paths(tool: Tool) -> list[Path]:
@@ -609,15 +696,18 @@ def _list_option_paths(options: ToolOptions) -> list[Path]:
 
 
 @cache
-def _build_call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
-    """Compile the filter of system calls, and check that an empty Python program runs with it.
+def _build_system_call_filter(bubblewrap_command: tuple[str, ...]) -> bytes | None:
+    """Compile the filter that refuses some system calls, and check that an empty Python program runs with it.
+
+    Args:
+        bubblewrap_command: The command `bwrap` with its options.
 
     Returns:
-        The filter. None, with a warning, if the program does not run, or if there is no filter for this processor.
+        The filter, or None (with a warning) if the program does not run or there is no filter for this processor.
     """
-    call_filter = build_refusing_filter()
-    if call_filter is not None and _can_run_under(call_filter, bubblewrap):
-        return call_filter
+    system_call_filter = build_system_call_filter()
+    if system_call_filter is not None and _can_run_with_filter(system_call_filter, bubblewrap_command):
+        return system_call_filter
 
     _log.warning(
         "sandbox: no filter of system calls (seccomp) on this machine: keys of the session can be read behind the "
@@ -626,21 +716,26 @@ def _build_call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
     return None
 
 
-def _can_run_under(call_filter: bytes, bubblewrap: tuple[str, ...]) -> bool:
+def _can_run_with_filter(system_call_filter: bytes, bubblewrap_command: tuple[str, ...]) -> bool:
     """Check whether an empty Python program runs in a sandbox with a filter of system calls."""
-    command, *options = bubblewrap
-    with _open_filter_option(call_filter) as filter_option:
+    command, *options = bubblewrap_command
+    empty_program = [sys.executable, "-I", "-c", ""]
+
+    with _open_filter_option(system_call_filter) as filter_option:
         trial = subprocess.run(
-            [command, *filter_option.words, *options, sys.executable, "-I", "-c", ""],
+            [command, *filter_option.command_words, *options, *empty_program],
             capture_output=True,
-            pass_fds=filter_option.descriptors,
+            pass_fds=filter_option.file_descriptors,
         )
     return trial.returncode == 0
 
 
 @cache
-def _find_obstacle(bubblewrap: tuple[str, ...]) -> str | None:
-    """Find out why programs cannot run in this sandbox, by running an empty one.
+def _find_sandbox_obstacle(bubblewrap_command: tuple[str, ...]) -> str | None:
+    """Find out why programs cannot run in a sandbox on this machine, by running an empty one.
+
+    Args:
+        bubblewrap_command: The command `bwrap` with its options.
 
     Returns:
         The reason, or None if they can.
@@ -648,7 +743,8 @@ def _find_obstacle(bubblewrap: tuple[str, ...]) -> str | None:
     if shutil.which("bwrap") is None:
         return "there is no program `bwrap`"
 
-    trial = subprocess.run([*bubblewrap, sys.executable, "-I", "-c", ""], capture_output=True)
+    empty_program = [sys.executable, "-I", "-c", ""]
+    trial = subprocess.run([*bubblewrap_command, *empty_program], capture_output=True)
     if trial.returncode == 0:
         return None
 

@@ -12,18 +12,18 @@ from typing import Any, ClassVar, Final
 from pydantic import BaseModel, ValidationError
 
 from toolformer_dag.files import UserError
-from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.settings.setting_types import select_determining_settings
 from toolformer_dag.texts.arguments import BadArguments, Schema, parse_arguments
-from toolformer_dag.texts.calls import one_line
+from toolformer_dag.texts.calls import to_single_line
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.options import ToolOptions
 
-LOST: Final = "lost:"
+LOST_REASON_PREFIX: Final = "lost:"
 """What begins the reason of a lost call: one that failed by accident and may succeed later."""
-LONGEST_ABOUT = 300
-"""The most characters of `Tool.about`, which models read."""
-MOST_DESCRIBED = 10_000
-"""The most characters of a description, docstring or prompt in which `Tool.about` looks for a sentence."""
+MAX_SUMMARY_CHARACTERS = 300
+"""The most characters of `Tool.summary`, which models read."""
+MAX_SUMMARY_SOURCE_CHARACTERS = 10_000
+"""The most characters of a description, docstring or prompt in which `Tool.summary` looks for a sentence."""
 
 
 class ToolDown(UserError):
@@ -35,9 +35,10 @@ class RetryableError(RuntimeError):
 
 
 class OverBudget(Exception):
-    """Raised by `Tool.wants_document` and `Tool.wants` for a text that costs more work than a rule may spend on it.
+    """Raised by `Tool.wants_document`, `Tool.wants` and `Tool.propose` for a text that costs too much work.
 
-    The document, or the text, is left out and counted under the reason `over_budget`.
+    A rule may only spend a certain number of steps on a text. The document, or the text, is left out then and counted
+    under the reason `over_budget`.
     """
 
 
@@ -51,7 +52,11 @@ class WorkBudget:
         self._steps_left = steps
 
     def spend(self, steps: int) -> None:
-        """Take `steps` from the budget; call it before doing the work. Raises OverBudget if fewer are left."""
+        """Take a number of steps from the budget. Call this before doing the work.
+
+        Raises:
+            OverBudget: Fewer steps are left.
+        """
         self._steps_left -= steps
         if self._steps_left < 0:
             raise OverBudget
@@ -59,7 +64,14 @@ class WorkBudget:
 
 @dataclass(frozen=True, slots=True)
 class ToolDefaults:
-    """The paper's thresholds of a tool (table in section 4.1): tau_s, k and m for sampling, tau_f for filtering."""
+    """The settings of a tool in the paper (table in section 4.1), which its section of toolformer.toml may change.
+
+    Attributes:
+        tau_s: The least probability that the model gives to the beginning of a call, where calls are sampled.
+        k: The most positions of a text at which calls are sampled.
+        m: The most calls that are sampled at each of these positions.
+        tau_f: By how much a call has to lower the loss of the words after it to pass the filter.
+    """
 
     tau_s: float
     k: int
@@ -71,11 +83,12 @@ class ToolDefaults:
 class ToolCall:
     """A call as `Tool.run` gets it.
 
-    - input: the text between the parentheses of `[Calculator(400 / 1400)]`.
-    - context: what the result depends on besides the input (`Tool.context`): the document's ISO date for the calendar,
-      empty for the other built-in tools.
-    - arguments: the named arguments in `input`, an instance of `Tool.Arguments`; None if a call takes one text. They
-      follow from `input`, so they do not count when calls are compared.
+    Attributes:
+        input: The text between the parentheses of `[Calculator(400 / 1400)]`.
+        context: What the result depends on besides the input (`Tool.context`). This is the document's ISO date for the
+            calendar, and empty for the other built-in tools.
+        arguments: The named arguments in `input`, an instance of `Tool.Arguments`, or None if a call takes one text.
+            They follow from `input`, so they do not count when calls are compared.
     """
 
     input: str
@@ -85,12 +98,17 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The answer to a call: a text, or a short reason why there is none. ValueError for both or neither.
+    """The answer to a call: a text, or a short reason why there is none.
 
-    - result: the text.
-    - reason: why there is no text, short and stable, because reasons are counted: `no_answer`, `division_by_zero`.
-    - seconds: how long the call took; 0 where the tool does not say, and then the runner measures it.
-    - cost: what the call cost, in the currency in which the backend reports it; None if it does not.
+    Attributes:
+        result: The text, or None if there is none.
+        reason: Why there is no text, or None if there is one. Reasons are counted, so they are short and stable:
+            `no_answer`, `division_by_zero`.
+        seconds: How long the call took. If the tool does not say so, this is 0, and the runner measures it.
+        cost: What the call cost, in the currency in which the backend reports it, or None if it does not.
+
+    Raises:
+        ValueError: Both or neither of result and reason are given.
     """
 
     result: str | None
@@ -105,17 +123,19 @@ class ToolResult:
     @property
     def lost(self) -> bool:
         """Whether the call failed by accident (time limit, connection, exception) and may succeed later."""
-        return self.reason is not None and self.reason.startswith(LOST)
+        return self.reason is not None and self.reason.startswith(LOST_REASON_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class ProposedCall:
     """A call that a rule proposes for a text, in place of a language model.
 
-    - offset: the call is inserted before this character of the text.
-    - input: the input of the call.
-    - words: what the text says after the call, where the rule has looked ahead; else empty. Only a result that holds
-      these words counts, and its loss must be below that of an echo: the result of the call whose input is `words`.
+    Attributes:
+        offset: The call is inserted before this character of the text.
+        input: The input of the call.
+        words: What the text says after the call, if the rule has looked ahead, else empty. Only a result that holds
+            these words counts, and its loss must be below that of an echo: the result of the call whose input is
+            `words`.
     """
 
     offset: int
@@ -128,7 +148,11 @@ NO_ANSWER = ToolResult(None, "no_answer")
 
 
 class NoResult(Exception):
-    """Raised within a tool where a call has no result; `reason` is short and stable, for counting."""
+    """Raised within a tool where a call has no result.
+
+    Attributes:
+        reason: Why there is no result. Reasons are counted, so it is short and stable, such as `division_by_zero`.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -198,7 +222,7 @@ class Tool(ABC):
     prompt: str
     """Instruction and examples of P(x) (appendix A.2), without the last `Input: x / Output:`."""
     description: str = ""
-    """What the tool does, in a sentence, for models that get a list of their tools; see `about`."""
+    """What the tool does, in a sentence, for models that get a list of their tools; see `summary`."""
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The keys that the tool's section may hold besides thresholds and limits."""
     Arguments: ClassVar[type[BaseModel] | None] = None
@@ -214,9 +238,9 @@ class Tool(ABC):
     """Whether the context of a call is a date, as 2023-01-30, or empty; requests with another context are refused."""
     by_paragraph: bool = False
     """Whether a text of the lane is one paragraph: `wants` is then asked about each of a segment's paragraphs."""
-    routed: bool = False
+    is_routed: bool = False
     """Whether a text is the tool's only where it fits the tool better than most other routed tools (`Router`)."""
-    server: str = ""
+    server_name: str = ""
     """The MCP server of `[servers.NAME]` that has the tool; the lanes of a server are one group of the asset graph."""
     rule_version: ClassVar[str] = "1"
     """Raise this when `propose` gives other calls; no loss and no result is computed again."""
@@ -234,75 +258,118 @@ class Tool(ABC):
         self.description = options.description or self.description
 
     @property
-    def schema(self) -> Schema | None:
+    def arguments_schema(self) -> Schema | None:
         """The JSON schema of the named arguments; None if a call takes one text."""
         if self.Arguments is None:
             return None
         return self.Arguments.model_json_schema()
 
-    def read(self, input: str) -> Any:
+    def parse_call_input(self, input: str) -> Any:
         """Parse a call's named arguments: the input `city="Rome", days=3` becomes `Arguments(city="Rome", days=3)`.
 
-        Returns None if calls take one text, and a dictionary if the tool has a schema but no class `Arguments`.
+        Args:
+            input: The text between the parentheses of the call.
 
-        Raises BadArguments, with a reason, for arguments that do not parse or do not fit the schema.
+        Returns:
+            An instance of the tool's class `Arguments`; a dictionary if the tool has a schema but no such class, as
+            tools of MCP servers have; None if calls take one text.
+
+        Raises:
+            BadArguments: The arguments cannot be parsed, or do not fit the schema.
         """
-        schema = self.schema
+        schema = self.arguments_schema
         if schema is None:
             return None
+
         arguments = parse_arguments(input, schema)
         if self.Arguments is None:
             return arguments
+
         try:
             return self.Arguments.model_validate(arguments)
         except ValidationError as error:
             raise BadArguments(_describe_first_mistake(error)) from error
 
     @property
-    def about(self) -> str:
-        """What the tool does, in a sentence of at most LONGEST_ABOUT characters, for prompts and lists of tools.
+    def summary(self) -> str:
+        """What the tool does, in a sentence of at most MAX_SUMMARY_CHARACTERS, for prompts and lists of tools.
 
-        It is from `description`, the class's docstring, or the prompt.
+        It is the first sentence of `description`, the class's docstring, or the prompt, whichever comes first and is
+        not empty. A sentence with a call, such as "You can call it by writing [Weather(city)].", is preferred.
         """
         source = self.description or type(self).__doc__ or self.prompt
-        text = one_line(source[:MOST_DESCRIBED])
-        before_examples, _, _ = text.partition(" Input: ")  # with which the examples of a prompt begin
+        text = to_single_line(source[:MAX_SUMMARY_SOURCE_CHARACTERS])
+        before_examples, _, _ = text.partition(" Input: ")  # the examples of a prompt begin with this word
         sentences = re.split(r"(?<=[.!?]) ", before_examples)
+
         # In a prompt, the sentence with the form of a call says the most about the tool.
         sentences_with_call = [sentence for sentence in sentences if f"[{self.name}(" in sentence]
         best_sentences = sentences_with_call or sentences
-        return best_sentences[0][:LONGEST_ABOUT]
+        return best_sentences[0][:MAX_SUMMARY_CHARACTERS]
 
     def wants_document(self, document: Document) -> str | None:
-        """Return why the document is selected, or None to skip it; must be cheap. Raises OverBudget."""
+        """Return why calls are worth trying in a document, or None to skip it. This must be cheap.
+
+        The reason is a short word, such as "date_in_url", by which documents are counted.
+
+        Raises:
+            OverBudget: The document costs too much work.
+        """
         return "every_text"
 
     def wants(self, text: str, document: Document) -> str | None:
-        """Return why a segment of a selected document is selected, or None to skip it. Raises OverBudget."""
+        """Return why calls are worth trying in a text, or None to skip it.
+
+        Args:
+            text: A segment of a selected document.
+            document: This document.
+
+        Raises:
+            OverBudget: The text costs too much work.
+        """
         return "every_text"
 
     def context(self, document: Document) -> str:
-        """Return what the result depends on besides the input; empty for every built-in tool but the calendar."""
+        """Return what the results of calls in a document depend on besides their input, such as the document's date.
+
+        It is empty for every built-in tool but the calendar.
+        """
         return ""
 
     def keeps(self, text: str, offset: int, input: str) -> bool:
-        """Return whether to keep a call that passed the filter; it is written before character `offset` of `text`."""
+        """Return whether to keep a call that passed the filter.
+
+        Args:
+            text: The text.
+            offset: The call is written before this character of the text.
+            input: The input of the call.
+        """
         return True
 
     def kept_out(self, text: str, offset: int, input: str) -> str | None:
-        """Return why a call is left out although it passed the filter, or None; `tool_keeps_out` if `keeps` is False.
+        """Return why a call is left out although it passed the filter, or None to keep it.
 
-        A subclass with other reasons raises `kept_out_version` when they change.
+        By default the reason is `tool_keeps_out` if `keeps` returns False. A subclass with other reasons gets a higher
+        number as its `kept_out_version` when they change.
+
+        Args:
+            text: The text.
+            offset: The call is written before this character of the text.
+            input: The input of the call.
         """
         return None if self.keeps(text, offset, input) else "tool_keeps_out"
 
     def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
         """Return the calls that a rule proposes for a text, for a section with `proposals = ["rule"]`.
 
-        Calls at the same offset come in order of preference. A tool that does not define this has no rule. Raises
-        OverBudget.
+        Calls at the same offset come in order of preference. A tool that does not define this has no rule.
 
-        context: what results depend on besides the input (`Tool.context`).
+        Args:
+            text: The text.
+            context: What results depend on besides the input (see `Tool.context`).
+
+        Raises:
+            OverBudget: The text costs too much work.
         """
         return ()
 
@@ -313,17 +380,20 @@ class Tool(ABC):
     def prepare(self, progress: Callable[[int], None]) -> None:  # noqa: B027 - most tools need no preparation
         """Load or build what `run` needs, outside the time limits of calls.
 
-        `progress` may be called with the number of things done so far, such as passages indexed.
+        Args:
+            progress: May be called with the number of things done so far, such as passages indexed.
         """
 
     def connect(self) -> None:  # noqa: B027 - most tools need no connection
-        """Connect to the backend if not connected; called before every batch, outside its time limit.
+        """Connect to the backend if not connected. This is called before every batch, outside its time limit.
 
-        Raises RetryableError when it may succeed later, ToolDown when the tool as a whole cannot work.
+        Raises:
+            RetryableError: Connecting may succeed later.
+            ToolDown: The tool as a whole cannot work.
         """
 
     def timed_out(self) -> None:  # noqa: B027 - most tools hold nothing that hangs
-        """Release what may still hang; called after a batch exceeded its time limit. Must not raise.
+        """Release what may still hang, after a batch exceeded its time limit. This must not raise.
 
         Where `concurrency` is above 1, other calls may be running. Calls that this ends must raise RetryableError.
         """
@@ -332,7 +402,9 @@ class Tool(ABC):
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Return a result per call, in order. A bad input must give a reason and never raise.
 
-        Raises RetryableError when the batch may succeed later, ToolDown when the tool as a whole cannot work.
+        Raises:
+            RetryableError: The same batch may succeed later.
+            ToolDown: The tool as a whole cannot work.
         """
 
     def at_inference(self) -> "Tool":
@@ -341,7 +413,7 @@ class Tool(ABC):
 
     def identity(self) -> Mapping[str, object]:
         """Return what determines the results besides `version`, for fingerprints: all options but the prompt's."""
-        return determining(self.options, but=tuple(ToolOptions.model_fields))
+        return select_determining_settings(self.options, excluded_keys=tuple(ToolOptions.model_fields))
 
     def selection(self) -> Mapping[str, object]:
         """Return what determines which texts are selected, and their contexts, besides `version`; default `identity`.
@@ -351,14 +423,17 @@ class Tool(ABC):
         return self.identity()
 
 
-def collect_schemas(tools: Mapping[str, Tool]) -> dict[str, Schema]:
-    """Return the schemas of the tools that take named arguments, by the keys of `tools`; other tools are left out."""
-    schemas: dict[str, Schema] = {}
+def collect_argument_schemas(tools: Mapping[str, Tool]) -> dict[str, Schema]:
+    """Return the JSON schemas of the tools that take named arguments, by the keys of `tools`.
+
+    Tools whose calls take one text are left out.
+    """
+    schema_by_name: dict[str, Schema] = {}
     for name, tool in tools.items():
-        schema = tool.schema
+        schema = tool.arguments_schema
         if schema is not None:
-            schemas[name] = schema
-    return schemas
+            schema_by_name[name] = schema
+    return schema_by_name
 
 
 def find_context_fault(context: str, tools: Iterable[Tool]) -> str | None:
@@ -369,7 +444,11 @@ def find_context_fault(context: str, tools: Iterable[Tool]) -> str | None:
     Returns:
         A message such as "'soon' is no date", or None if nothing is wrong.
     """
-    if not context or not any(tool.dated for tool in tools):
+    if not context:
+        return None
+
+    needs_date = any(tool.dated for tool in tools)
+    if not needs_date:
         return None
 
     try:
@@ -380,13 +459,17 @@ def find_context_fault(context: str, tools: Iterable[Tool]) -> str | None:
 
 
 @contextmanager
-def blame_tool(tool: Tool, member: str) -> Iterator[None]:
+def wrap_tool_errors(tool: Tool, member_name: str) -> Iterator[None]:
     """Turn exceptions of a tool's code in the `with` block into ToolDown, with a message that names the tool.
 
     ToolDown, OverBudget and BadArguments are not changed.
 
     Args:
-        member: The method or attribute that the block uses, for the message.
+        tool: The tool.
+        member_name: The method or attribute that the block uses, for the message.
+
+    Raises:
+        ToolDown: The block raised an exception.
     """
     try:
         yield
@@ -396,23 +479,27 @@ def blame_tool(tool: Tool, member: str) -> Iterator[None]:
         raise ToolDown(f"[tools.{tool.key}] {error}") from error
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ToolDown(
-            f"[tools.{tool.key}]: {type(tool).__name__}.{member} raised {described(error)}; fix it and run again"
+            f"[tools.{tool.key}]: {type(tool).__name__}.{member_name} raised {describe_exception(error)}; "
+            "fix it and run again"
         ) from error
 
 
-def described(error: BaseException) -> str:
-    """Return an exception on one line, such as `ValueError: no such city`; safe even if its `__str__` raises."""
-    kind = type(error).__name__
+def describe_exception(error: BaseException) -> str:
+    """Return the type and message of an exception on one line, such as `ValueError: no such city`.
+
+    This never raises, even if the `__str__` of the exception does.
+    """
+    type_name = type(error).__name__
     try:
         message = " ".join(str(error).split())
     except Exception:  # noqa: BLE001 - the user's code may raise anything
         message = "its message cannot be shown"
-    return f"{kind}: {message}" if message else kind
+    return f"{type_name}: {message}" if message else type_name
 
 
-NO_OPERATION = "no_operation"
+NO_OPERATION_REASON = "no_operation"
 """Why the calculator keeps out a call that computes nothing."""
-QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"))
+QUOTE_PAIRS = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"))
 """Pairs of an opening and a closing quotation mark."""
 
 
@@ -423,16 +510,21 @@ def unquote(text: str) -> str:
     - `"Hamlet" or "Macbeth"` stays unchanged: its first and last mark are no pair.
     - `"He said "hi" to me"` loses the outer pair.
     """
-    stripped = text.strip()
-    for opening, closing in QUOTES:
-        is_enclosed = len(stripped) >= 2 and stripped.startswith(opening) and stripped.endswith(closing)
+    stripped_text = text.strip()
+
+    for opening_mark, closing_mark in QUOTE_PAIRS:
+        has_both_marks = stripped_text.startswith(opening_mark) and stripped_text.endswith(closing_mark)
+        is_enclosed = has_both_marks and len(stripped_text) >= 2  # a single mark begins and ends itself
         if not is_enclosed:
             continue
-        inside = stripped[1:-1]
-        if _build_two_quotations_pattern(opening, closing).fullmatch(inside):
-            return stripped
+
+        inside = stripped_text[1:-1]
+        two_quotations_pattern = _build_two_quotations_pattern(opening_mark, closing_mark)
+        if two_quotations_pattern.fullmatch(inside):
+            return stripped_text
         return inside.strip()
-    return stripped
+
+    return stripped_text
 
 
 @functools.cache
@@ -440,6 +532,10 @@ def _build_two_quotations_pattern(opening: str, closing: str) -> re.Pattern[str]
     """Return a pattern for the inside of a text that is two quotations, not one: `Hamlet" or "Macbeth`.
 
     The outer marks are cut off already. `He said "hi" to me` does not match: its first mark opens a quotation.
+
+    Args:
+        opening: The opening quotation mark.
+        closing: The closing quotation mark, which may be the same character.
     """
     # In `Hamlet" or "Macbeth` the five parts match `Hamlet`, `"`, ` or `, `"` and `Macbeth`.
     apostrophe = rf"(?<=\w)[{opening}{closing}](?=\w)"  # a mark between two letters, as in `don't`, is part of a word
@@ -453,6 +549,6 @@ def _build_two_quotations_pattern(opening: str, closing: str) -> re.Pattern[str]
 
 def _describe_first_mistake(error: ValidationError) -> str:
     """Return the reason of BadArguments for arguments that pydantic refuses: "bad_arguments: days missing"."""
-    mistake = error.errors()[0]
-    argument = ".".join(str(step) for step in mistake["loc"])
-    return f"bad_arguments: {argument} {mistake['type']}"
+    first_mistake = error.errors()[0]
+    argument_path = ".".join(str(step) for step in first_mistake["loc"])  # such as "days", or "range.start"
+    return f"bad_arguments: {argument_path} {first_mistake['type']}"

@@ -9,13 +9,19 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from toolformer_dag.files import find_changed_unseen
+from toolformer_dag.files import find_silently_changed_file
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.sentencepieces import find_sentencepiece_file
 from toolformer_dag.model.weights import DamagedModel, ModelError
-from toolformer_dag.settings.setting_types import AsBefore, determining
+from toolformer_dag.settings.setting_types import AsBefore, select_determining_settings
 from toolformer_dag.tools.foreign_text import iter_foreign_chunks
-from toolformer_dag.tools.language_identifier import ENGLISH, ENGLISH_LABEL, Identifier, has_letter, to_flores_code
+from toolformer_dag.tools.language_identifier import (
+    ENGLISH_FLORES_CODE,
+    ENGLISH_LABEL,
+    Identifier,
+    has_letter,
+    to_flores_code,
+)
 from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model, load_tokenizer
 from toolformer_dag.tools.tool import NoResult, ToolResult
 
@@ -49,12 +55,13 @@ def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
     tokenizer = load_tokenizer("NllbTokenizer", options)
     sentencepiece_model = find_sentencepiece_file(options.model, options.revision)
     if sentencepiece_model is not None:
-        tokenizer = _with_languages(tokenizer, sentencepiece_model)
+        tokenizer = _add_language_tokens(tokenizer, sentencepiece_model)
 
-    if not _knows_english(tokenizer):  # transformers builds such a one from a folder without tokenizer files
+    # From a folder without tokenizer files, transformers builds a tokenizer without words.
+    if not _knows_english(tokenizer):
         raise ModelError(
-            f"the tokenizer of {options.model!r} knows no English words or lacks {ENGLISH}; add the tokenizer.json of "
-            "an NLLB checkpoint to the folder"
+            f"the tokenizer of {options.model!r} knows no English words or lacks {ENGLISH_FLORES_CODE}; "
+            "add the tokenizer.json of an NLLB checkpoint to the folder"
         )
 
     return tokenizer
@@ -62,33 +69,41 @@ def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
 
 def _knows_english(tokenizer: Any) -> bool:
     """Return whether a tokenizer has English words and the marker of English."""
-    ids = tokenizer("A sentence of English words.", add_special_tokens=False).input_ids
-    knows_words = not set(ids) <= {tokenizer.unk_token_id}
-    return knows_words and knows_language(tokenizer, ENGLISH)
+    token_ids = tokenizer("A sentence of English words.", add_special_tokens=False).input_ids
+    known_ids = set(token_ids) - {tokenizer.unk_token_id}  # <unk> stands for unknown words
+    knows_words = len(known_ids) > 0
+    return knows_words and knows_language(tokenizer, ENGLISH_FLORES_CODE)
 
 
-def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
-    """Copy an NLLB tokenizer, and give its languages the token IDs with which the model was trained."""
-    # If transformers reads only the sentencepiece model, it gives the languages no ids, or ids too high by one.
+def _add_language_tokens(tokenizer: Any, sentencepiece_model: Path) -> Any:
+    """Copy an NLLB tokenizer, and give its languages the token IDs with which the model was trained.
+
+    If transformers reads only the sentencepiece model, it gives the languages no IDs, or IDs too high by one.
+
+    Args:
+        tokenizer: The tokenizer of transformers.
+        sentencepiece_model: The file from which it was read.
+    """
     from transformers import NllbTokenizer
 
     backend = tokenizer.backend_tokenizer
     description = json.loads(backend.to_str())["model"]
 
-    # The weights' order of ids: pieces of words, then languages, then the mask.
-    piece_count = _count_pieces(sentencepiece_model)
+    # The weights' order of token IDs: pieces of words, then languages, then the mask.
+    piece_count = _count_sentencepiece_tokens(sentencepiece_model)
     vocabulary = {piece: token_id for piece, token_id in description["vocab"].items() if token_id < piece_count}
     vocabulary |= _build_language_ids(tokenizer.mask_token, first_id=piece_count)
 
     merges = [tuple(merge) for merge in description["merges"]]
-    complete = NllbTokenizer(vocab=vocabulary, merges=merges)
-    complete.backend_tokenizer.normalizer = backend.normalizer  # which is neither in the vocabulary nor in the merges
+    complete_tokenizer = NllbTokenizer(vocab=vocabulary, merges=merges)
+    # The normalizer is neither in the vocabulary nor in the merges.
+    complete_tokenizer.backend_tokenizer.normalizer = backend.normalizer
 
-    return complete
+    return complete_tokenizer
 
 
-def _count_pieces(sentencepiece_model: Path) -> int:
-    """Return how many token ids come before the languages."""
+def _count_sentencepiece_tokens(sentencepiece_model: Path) -> int:
+    """Return how many token IDs of an NLLB model come before those of the languages."""
     from sentencepiece import SentencePieceProcessor
 
     processor = SentencePieceProcessor(model_file=str(sentencepiece_model))
@@ -96,93 +111,108 @@ def _count_pieces(sentencepiece_model: Path) -> int:
 
 
 def _build_language_ids(mask_token: str, first_id: int) -> dict[str, int]:
-    """Return the token ids of NLLB's languages and of the mask, which follows them."""
+    """Return the token IDs of NLLB's languages, numbered from `first_id`, and of the mask, which follows them."""
     from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
     tokens = [*FAIRSEQ_LANGUAGE_CODES, mask_token]
     return {token: token_id for token_id, token in enumerate(tokens, first_id)}
 
 
-def knows_language(tokenizer: Any, code: str) -> bool:
-    """Return whether a FLORES code is a token; the tokenizer silently maps other codes to <unk>."""
-    return bool(tokenizer.convert_tokens_to_ids(code) != tokenizer.unk_token_id)
+def knows_language(tokenizer: Any, flores_code: str) -> bool:
+    """Return whether an NLLB tokenizer has a token for a language, such as `deu_Latn` for German.
+
+    It silently maps the codes of other languages to <unk>.
+    """
+    token_id = tokenizer.convert_tokens_to_ids(flores_code)
+    return bool(token_id != tokenizer.unk_token_id)
 
 
-def encode(tokenizer: Any, texts: Sequence[str], codes: Sequence[str]) -> list[list[int]]:
+def encode_texts(tokenizer: Any, texts: Sequence[str], flores_codes: Sequence[str]) -> list[list[int]]:
     """Tokenize texts, each with the marker of its language.
 
     Args:
-        tokenizer: An NLLB tokenizer.
-        codes: The FLORES code of each text's language.
+        tokenizer: An NLLB tokenizer. Its language is changed.
+        texts: The texts.
+        flores_codes: The FLORES code of each text's language, such as `deu_Latn`.
 
     Returns:
         The token IDs of each text.
     """
-    ids = []
-    for text, code in zip(texts, codes, strict=True):
+    token_id_lists = []
+    for text, code in zip(texts, flores_codes, strict=True):
         tokenizer.src_lang = code
-        ids.append(tokenizer(text).input_ids)
-    return ids
+        encoding = tokenizer(text)
+        token_id_lists.append(encoding.input_ids)
+    return token_id_lists
 
 
 class Nllb:
     """NLLB in transformers, decoded greedily, so that a translation does not depend on the batch."""
 
-    def __init__(self, options: PretrainedOptions, max_tokens: int) -> None:
+    def __init__(self, options: PretrainedOptions, max_output_tokens: int) -> None:
         self.tokenizer = load_nllb_tokenizer(options)
         self._model = load_model("AutoModelForSeq2SeqLM", options)
-        self._max_tokens = max_tokens
+        self._max_output_tokens = max_output_tokens
 
-    def translate(self, ids: Sequence[list[int]]) -> list[str]:
+    def translate_token_ids(self, token_id_lists: Sequence[list[int]]) -> list[str]:
         """Translate texts into English in one batch.
 
         Args:
-            ids: The token IDs of each text (see `encode`).
+            token_id_lists: The token IDs of each text (see `encode_texts`).
 
         Returns:
-            The translations. Each has at most `max_tokens` tokens.
+            The translations, in order. Each has at most `max_output_tokens` tokens.
         """
         import torch
 
-        batch = self.tokenizer.pad({"input_ids": list(ids)}, return_tensors="pt").to(self._model.device)
+        padded_batch = self.tokenizer.pad({"input_ids": list(token_id_lists)}, return_tensors="pt")
+        batch = padded_batch.to(self._model.device)
 
-        english_marker = self.tokenizer.convert_tokens_to_ids(ENGLISH)
+        english_marker_id = self.tokenizer.convert_tokens_to_ids(ENGLISH_FLORES_CODE)
         with torch.inference_mode():
-            english_ids = self._model.generate(
+            english_token_ids = self._model.generate(
                 **batch,
-                forced_bos_token_id=english_marker,
-                max_new_tokens=self._max_tokens,
+                forced_bos_token_id=english_marker_id,  # the translation begins with the marker of English
+                max_new_tokens=self._max_output_tokens,
                 do_sample=False,
                 num_beams=1,
             )
 
-        texts: list[str] = self.tokenizer.batch_decode(english_ids, skip_special_tokens=True)
-        return texts
+        translations: list[str] = self.tokenizer.batch_decode(english_token_ids, skip_special_tokens=True)
+        return translations
 
 
-def build_folder_identity(model: str) -> Mapping[str, object]:
-    """Hash the files of a model that was converted for CTranslate2, to identify it.
+def build_converted_identity(model_folder: str) -> Mapping[str, object]:
+    """Hash the files of a model that was converted for CTranslate2, to identify it in fingerprints.
+
+    Args:
+        model_folder: The folder that the converter wrote.
+
+    Returns:
+        The hash of each file by its name, and the dtype of the weights.
 
     Raises:
         ModelError: The folder has no model.bin, so the model was not converted.
     """
-    if not (Path(model) / "model.bin").is_file():
+    if not (Path(model_folder) / "model.bin").is_file():
         raise ModelError(
-            f"{model!r} holds no model.bin; convert a checkpoint with `ct2-transformers-converter --quantization int8 "
+            f"{model_folder!r} holds no model.bin; "
+            "convert a checkpoint with `ct2-transformers-converter --quantization int8 "
             "--copy_files tokenizer.json tokenizer_config.json` and set `model` to its output folder"
         )
-    return {"model": {file.name: file_hash(file) for file in list_converted_files(model)}, "dtype": "int8"}
+    hash_by_name = {file.name: file_hash(file) for file in list_converted_files(model_folder)}
+    return {"model": hash_by_name, "dtype": "int8"}
 
 
-def list_converted_files(model: str) -> list[Path]:
-    """Return the files that determine the results of a converted folder."""
-    return sorted(Path(model).glob("*.*"))
+def list_converted_files(model_folder: str) -> list[Path]:
+    """Return the files of a model that was converted for CTranslate2, sorted: all that determine its results."""
+    return sorted(Path(model_folder).glob("*.*"))
 
 
 class Int8:
     """NLLB as int8 in CTranslate2, on the CPU or, with `device = "cuda"`, on a GPU."""
 
-    def __init__(self, options: PretrainedOptions, max_tokens: int) -> None:
+    def __init__(self, options: PretrainedOptions, max_output_tokens: int) -> None:
         """Load a model from a folder that CTranslate2's converter wrote, `options.model`.
 
         Raises:
@@ -191,52 +221,55 @@ class Int8:
         """
         import ctranslate2
 
-        build_folder_identity(options.model)  # raises for a folder that was not converted
+        build_converted_identity(options.model)  # raises ModelError for a folder that was not converted
 
-        damaged = find_changed_unseen(list_converted_files(options.model))
-        if damaged:
-            raise DamagedModel(damaged)
+        damaged_file = find_silently_changed_file(list_converted_files(options.model))
+        if damaged_file:
+            raise DamagedModel(damaged_file)
 
         self.tokenizer = load_nllb_tokenizer(options)
         self._translator = ctranslate2.Translator(options.model, device=options.device, compute_type="int8")
-        self._max_tokens = max_tokens
+        self._max_output_tokens = max_output_tokens
 
-    def translate(self, ids: Sequence[list[int]]) -> list[str]:
+    def translate_token_ids(self, token_id_lists: Sequence[list[int]]) -> list[str]:
         """Translate texts greedily into English.
 
         Args:
-            ids: The token IDs of each text (see `encode`).
+            token_id_lists: The token IDs of each text (see `encode_texts`).
 
         Returns:
-            The translations. Each has at most `max_tokens` tokens.
+            The translations, in order. Each has at most `max_output_tokens` tokens.
         """
-        pieces = [self.tokenizer.convert_ids_to_tokens(text_ids) for text_ids in ids]
-        english_markers = [[ENGLISH]] * len(pieces)  # which begin the translations
+        token_lists = [self.tokenizer.convert_ids_to_tokens(token_ids) for token_ids in token_id_lists]
+
+        # Each translation begins with the marker of English.
+        english_markers = [[ENGLISH_FLORES_CODE]] * len(token_lists)
         translations = self._translator.translate_batch(
-            pieces, target_prefix=english_markers, beam_size=1, max_decoding_length=self._max_tokens
+            token_lists, target_prefix=english_markers, beam_size=1, max_decoding_length=self._max_output_tokens
         )
 
         return [self._decode_translation(translation.hypotheses[0]) for translation in translations]
 
-    def _decode_translation(self, pieces: list[str]) -> str:
-        """Return the text of a translation."""
-        ids = self.tokenizer.convert_tokens_to_ids(pieces)
-        [text] = self.tokenizer.batch_decode([ids], skip_special_tokens=True)
+    def _decode_translation(self, tokens: list[str]) -> str:
+        """Return the text of a translation from its tokens."""
+        token_ids = self.tokenizer.convert_tokens_to_ids(tokens)
+        [text] = self.tokenizer.batch_decode([token_ids], skip_special_tokens=True)
         return str(text)
 
 
 class EncodedText(NamedTuple):
-    """The token ids of a text to translate, or None and the reason why it is not translated."""
+    """The token IDs of a text to translate, or None and the reason why it is not translated."""
 
-    ids: list[int] | None
+    token_ids: list[int] | None
     reason: str = ""
 
 
-def _require_language_code(text: str, label: str, tokenizer: Any) -> str:
-    """Find the FLORES code of the language of a text, such as "deu_Latn".
+def _require_language_code(text: str, language_label: str, tokenizer: Any) -> str:
+    """Return the FLORES code of the language of a text, such as "deu_Latn", if the text can be translated.
 
     Args:
-        label: fastText's label of its language, such as "de".
+        text: The text.
+        language_label: fastText's label of its language, such as "de".
         tokenizer: The tokenizer of the translation model.
 
     Raises:
@@ -244,10 +277,10 @@ def _require_language_code(text: str, label: str, tokenizer: Any) -> str:
     """
     if not has_letter(text):
         raise NoResult("no_words")
-    if label == ENGLISH_LABEL:
+    if language_label == ENGLISH_LABEL:
         raise NoResult("already_english")
 
-    code = to_flores_code(label)
+    code = to_flores_code(language_label)
     if code is None or not knows_language(tokenizer, code):
         raise NoResult("unknown_language")
 
@@ -260,14 +293,19 @@ class NeuralTranslator:
     def __init__(self, options: TranslationOptions) -> None:
         self._options = options
         self._identifier = Identifier(options.identifier)
-        self._in_use = threading.Lock()  # tokenizers are not thread-safe
+        self._lock = threading.Lock()  # tokenizers are not thread-safe
 
-    def translate(self, texts: Sequence[str]) -> list[ToolResult]:
-        """Translate texts. Reasons: `no_words`, `already_english`, `unknown_language`, `input_too_long`.
+    def translate_texts(self, texts: Sequence[str]) -> list[ToolResult]:
+        """Translate texts into English. Safe for several threads.
 
-        Raises ModelError and IdentifierError if the models cannot be loaded.
+        Returns:
+            A translation per text, or a reason: `no_words`, `already_english`, `unknown_language` or `input_too_long`.
+
+        Raises:
+            ModelError: The translation model cannot be loaded.
+            IdentifierError: fastText's model cannot be loaded.
         """
-        with self._in_use:
+        with self._lock:
             return self._translate_batch(texts)
 
     def _translate_batch(self, texts: Sequence[str]) -> list[ToolResult]:
@@ -277,12 +315,14 @@ class NeuralTranslator:
             A translation per text, or the reason why the text is not translated.
         """
         encoded_texts = self._encode_texts(texts)
-        id_lists = [encoded.ids for encoded in encoded_texts if encoded.ids is not None]
-        translations = iter(self._translate_id_lists(id_lists))
+
+        # Only some of the texts can be translated.
+        token_id_lists = [encoded.token_ids for encoded in encoded_texts if encoded.token_ids is not None]
+        translations = iter(self._translate_token_ids(token_id_lists))
 
         results = []
         for encoded in encoded_texts:
-            if encoded.ids is None:
+            if encoded.token_ids is None:
                 result = ToolResult(None, encoded.reason)
             else:
                 result = ToolResult(next(translations))
@@ -290,11 +330,11 @@ class NeuralTranslator:
 
         return results
 
-    def _translate_id_lists(self, id_lists: Sequence[list[int]]) -> list[str]:
-        """Return the translation of each text, by its token ids; without texts the model is not run."""
-        if not id_lists:
+    def _translate_token_ids(self, token_id_lists: Sequence[list[int]]) -> list[str]:
+        """Return the translation of each text from its token IDs. Without any text the model is not run."""
+        if not token_id_lists:
             return []
-        return self._checkpoint.translate(id_lists)
+        return self._translation_model.translate_token_ids(token_id_lists)
 
     def _encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
         """Tokenize texts in the language that is identified for each.
@@ -302,49 +342,64 @@ class NeuralTranslator:
         Returns:
             The token IDs of each text, or the reason why it is not translated.
         """
-        tokenizer = self._checkpoint.tokenizer
-        languages = self._identifier.identify(texts)
+        tokenizer = self._translation_model.tokenizer
+        languages = self._identifier.identify_languages(texts)
 
         encoded_texts = []
         for text, language in zip(texts, languages, strict=True):
             try:
-                ids = self._encode_text(text, language.label, tokenizer)
-                encoded_texts.append(EncodedText(ids))
+                token_ids = self._encode_text(text, language.label, tokenizer)
             except NoResult as error:
                 encoded_texts.append(EncodedText(None, error.reason))
+            else:
+                encoded_texts.append(EncodedText(token_ids))
 
         return encoded_texts
 
-    def _encode_text(self, text: str, label: str, tokenizer: Any) -> list[int]:
-        """Tokenize a text.
+    def _encode_text(self, text: str, language_label: str, tokenizer: Any) -> list[int]:
+        """Tokenize a text, with the marker of its language.
 
         Args:
-            label: fastText's label of its language, such as "de".
+            text: The text.
+            language_label: fastText's label of its language, such as "de".
             tokenizer: The tokenizer of the translation model.
 
-        Raises:
-            NoResult: The text is not translated, for the given reason.
-        """
-        code = _require_language_code(text, label, tokenizer)
-        [ids] = encode(tokenizer, [text], [code])
-        if len(ids) > self._options.max_input_tokens:
-            raise NoResult("input_too_long")
-        return ids
+        Returns:
+            The token IDs.
 
-    def wants(self, text: str) -> str | None:
-        """Return `foreign_chunk` if the text has a foreign chunk between English ones, else None. Raises OverBudget."""
-        for _ in iter_foreign_chunks(text, self._identifier):
+        Raises:
+            NoResult: The text is not translated: it has no words, is too long or in English, or its language is
+                unknown to the model.
+        """
+        flores_code = _require_language_code(text, language_label, tokenizer)
+        [token_ids] = encode_texts(tokenizer, [text], [flores_code])
+        if len(token_ids) > self._options.max_input_tokens:
+            raise NoResult("input_too_long")
+        return token_ids
+
+    def find_selection_reason(self, text: str) -> str | None:
+        """Return "foreign_chunk" if a text has a foreign chunk between English ones, else None.
+
+        Raises:
+            OverBudget: The text costs too much work.
+            IdentifierError: fastText's model cannot be loaded.
+        """
+        for _ in iter_foreign_chunks(text, self._identifier):  # the first one is enough
             return "foreign_chunk"
         return None
 
-    def identity(self) -> Mapping[str, object]:
+    def build_identity(self) -> Mapping[str, object]:
         """Return what determines translations: the weights, the identifier's file and the limits."""
-        is_converted = self._options.backend == "ctranslate2"
-        weights = build_folder_identity(self._options.model) if is_converted else self._options.build_weights_identity()
-        limits = determining(self._options, "max_input_tokens", "max_output_tokens")
-        return {**weights, "identifier": self._identifier.identity(), **limits}
+        if self._options.backend == "ctranslate2":
+            weights_identity = build_converted_identity(self._options.model)
+        else:
+            weights_identity = self._options.build_weights_identity()
+
+        limits = select_determining_settings(self._options, "max_input_tokens", "max_output_tokens")
+        return {**weights_identity, "identifier": self._identifier.compute_file_hash(), **limits}
 
     @cached_property
-    def _checkpoint(self) -> Nllb | Int8:
+    def _translation_model(self) -> Nllb | Int8:
+        """The model that translates, which is loaded when it is first used."""
         checkpoint_class = Int8 if self._options.backend == "ctranslate2" else Nllb
         return checkpoint_class(self._options, self._options.max_output_tokens)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Dropped = Literal["nothing", "failed", "calls", "conversations"]
+DropChoice = Literal["nothing", "failed", "calls", "conversations"]
 """What is left out of conversations that are written again:
 
 - "nothing"

@@ -13,84 +13,95 @@ from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import ByChunk, Stage, TableOutput
 from toolformer_dag.files import StorageError
 from toolformer_dag.traces import exchanged_results, recorded_calls, recorded_conversations
-from toolformer_dag.traces.recorded_calls import KEY, PLACE
+from toolformer_dag.traces.recorded_calls import CALL_KEY_COLUMNS, CALL_POSITION_COLUMNS
 from toolformer_dag.traces.recorded_conversations import (
     StoredConversation,
     read_conversations_by_number,
     read_rows_by_number,
 )
-from toolformer_dag.traces.unit_losses import MEASURED, UnitChunk, UnitLosses, settings
+from toolformer_dag.traces.unit_losses import MEASURED_COLUMNS, UnitChunk, UnitLosses, collect_settings
 from toolformer_dag.traces.units import CallToJudge, compute_call_key
 
-NAME = "traces/call_losses"
+TABLE_NAME = "traces/call_losses"
 """The table of the losses."""
 
 
 def iter_call_keys(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the calls of a shard with their keys, in frames."""
-    for file in output.plan.lake.table(exchanged_results.NAME).files(shard):
-        yield pl.read_parquet(file, columns=[*PLACE, "key"], glob=False)
+    for file in output.plan.lake.get_table(exchanged_results.TABLE_NAME).list_part_files(shard):
+        yield pl.read_parquet(file, columns=[*CALL_POSITION_COLUMNS, "key"], glob=False)
 
 
 def read_calls_of_chunk(plan: Plan, chunk: UnitChunk) -> list[CallToJudge]:
     """Read the calls of a chunk, each with its conversation and the other results to put in place of its own.
 
-    Raises StorageError if another run has replaced the conversations since the chunk was planned.
+    Raises:
+        StorageError: Another run has replaced the conversations since the chunk was planned.
     """
-    rows = _read_call_rows(plan, chunk)
-    conversations = read_conversations_by_number(plan, chunk.shard, {row["number"] for row in rows})
-    _require_same_keys(chunk, rows, conversations)
-    return [_build_call_to_judge(row, conversations[row["number"]]) for row in rows]
+    call_rows = _read_call_rows(plan, chunk)
+    conversation_numbers = {row["number"] for row in call_rows}
+    conversation_by_number = read_conversations_by_number(plan, chunk.shard, conversation_numbers)
+    _require_same_keys(chunk, call_rows, conversation_by_number)
+    return [_build_call_to_judge(row, conversation_by_number[row["number"]]) for row in call_rows]
 
 
-def _build_call_to_judge(row: Mapping[str, Any], conversation: StoredConversation) -> CallToJudge:
+def _build_call_to_judge(call_row: Mapping[str, Any], conversation: StoredConversation) -> CallToJudge:
     """Return the call of a row, as `_read_call_rows` reads it, with its conversation and other results."""
     return CallToJudge(
         messages=conversation.messages,
-        message=row["turn"],
-        index=row["call"],
-        other_results=tuple(row["results"]),
+        message_index=call_row["turn"],
+        call_index=call_row["call"],
+        other_results=tuple(call_row["results"]),
     )
 
 
 def _read_call_rows(plan: Plan, chunk: UnitChunk) -> list[dict[str, Any]]:
     """Return the rows of a chunk's calls in the table of recorded calls, with the `results` to put in their place."""
     row_numbers = chunk.units["row"]
-    calls = read_rows_by_number(plan, recorded_calls.NAME, chunk.shard, row_numbers)
-    exchanged = read_rows_by_number(plan, exchanged_results.NAME, chunk.shard, row_numbers)
+    calls = read_rows_by_number(plan, recorded_calls.TABLE_NAME, chunk.shard, row_numbers)
+    exchanged = read_rows_by_number(plan, exchanged_results.TABLE_NAME, chunk.shard, row_numbers)
     return calls.select("number", "turn", "call").with_columns(exchanged["results"]).to_dicts()
 
 
 def _require_same_keys(
-    chunk: UnitChunk, rows: Sequence[Mapping[str, Any]], conversations: Mapping[int, StoredConversation]
+    chunk: UnitChunk, call_rows: Sequence[Mapping[str, Any]], conversation_by_number: Mapping[int, StoredConversation]
 ) -> None:
-    """Raise StorageError if the calls that were read have other keys than the planned ones.
+    """Check that the calls that were read have the same keys as the planned ones.
 
-    rows: the calls as they were read. conversations: by their number in the shard.
+    A key is a hash of a call, its conversation and the other results.
+
+    Args:
+        chunk: The planned calls.
+        call_rows: The calls as they were read.
+        conversation_by_number: Their conversations, by the number in the shard.
+
+    Raises:
+        StorageError: The keys differ.
     """
     keys = []
-    for row in rows:
-        digest = conversations[row["number"]].digest
+    for row in call_rows:
+        digest = conversation_by_number[row["number"]].digest
         keys.append(compute_call_key(digest, row["turn"], row["call"], row["results"]))
+
     if keys != chunk.units["key"].to_list():
         raise StorageError(
-            f"{NAME}, shard {chunk.shard!r}: another run has replaced its conversations meanwhile; run again"
+            f"{TABLE_NAME}, shard {chunk.shard!r}: another run has replaced its conversations meanwhile; run again"
         )
 
 
-CALL_LOSSES = UnitLosses(keys=iter_call_keys, read=read_calls_of_chunk)
+CALL_LOSSES = UnitLosses(iter_units=iter_call_keys, read_units=read_calls_of_chunk)
 STAGE = Stage(
     name="call_losses",
     description="The losses of what follows every recorded call: without it, with its result, with other results.",
-    columns={**PLACE, **MEASURED},
-    key=KEY,
-    settings=settings,
-    reads=(recorded_conversations.NAME, recorded_calls.NAME, exchanged_results.NAME),
-    inputs=(exchanged_results.NAME,),
-    shards=lambda plan: plan.conversations,
+    columns={**CALL_POSITION_COLUMNS, **MEASURED_COLUMNS},
+    key_columns=CALL_KEY_COLUMNS,
+    collect_settings=collect_settings,
+    reads=(recorded_conversations.TABLE_NAME, recorded_calls.TABLE_NAME, exchanged_results.TABLE_NAME),
+    inputs=(exchanged_results.TABLE_NAME,),
+    shards=lambda plan: plan.conversation_shards_by_name,
     shared=True,
     group="traces",
     pool="gpu",
     kinds=frozenset({"pytorch", "parquet"}),
-    make=ByChunk(CALL_LOSSES.chunks, CALL_LOSSES.compute, CALL_LOSSES.rows),
+    row_maker=ByChunk(CALL_LOSSES.plan_part, CALL_LOSSES.compute_chunk, CALL_LOSSES.make_rows),
 )

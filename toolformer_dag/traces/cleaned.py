@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
@@ -16,30 +17,30 @@ import orjson
 import polars as pl
 
 from toolformer_dag.computing.conversation_shards import Source
-from toolformer_dag.conversations.dropping import can_drop, drop
-from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, to_openai
+from toolformer_dag.conversations.dropping import can_drop_calls, drop_calls
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, iter_indexed_openai_messages
 from toolformer_dag.conversations.reading import ReadConversation
-from toolformer_dag.conversations.record_paths import Path
-from toolformer_dag.files import UserError, WriteError, build_temporary_path, file_name, replace_whole
+from toolformer_dag.conversations.record_paths import RecordPath
+from toolformer_dag.files import UserError, WriteError, build_temporary_path, encode_file_name, replace_file
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.traces import Dropped, recorded_conversations
+from toolformer_dag.traces import DropChoice, recorded_conversations
 from toolformer_dag.traces.judgement import Judgement
 from toolformer_dag.traces.recorded_conversations import FileReading
-from toolformer_dag.traces.stored_messages import messages_of
+from toolformer_dag.traces.stored_messages import parse_messages
 
-METADATA = "tool_call_gains"
+VERDICTS_FIELD = "tool_call_gains"
 """The field of a record with its verdicts; in ATIF, a format of agent trajectories, it is under `extra`."""
-SUFFIX = re.compile(r"\.(?:jsonl|json|ndjson|parquet)(?:\.gz|\.zst)?$")
+FILE_SUFFIX_PATTERN = re.compile(r"\.(?:jsonl|json|ndjson|parquet)(?:\.gz|\.zst)?$")
 DOES_NOT_HELP = "does not help"
 FAILED = "failed call"
 SUCCESS_CLAIMED = "success_claimed"
 """The reason of a failed call after which the answer claims success; it is left out like a call that does not help."""
-AS_LIKELY_WITHOUT = "as_likely_without"
+AS_LIKELY_WITHOUT_CALL = "as_likely_without"
 """The reason of a call without which the answer was as likely: the answer rests on what was said before the call."""
-VERDICTS = (
+VERDICTS_SQL = (
     "SELECT conversation, source, turn, call, tool, gain, delta, overlap, verdict, reason FROM trace_calls ORDER BY ALL"
 )
-PAIRS = f"""
+PAIRS_SQL = f"""
 SELECT DISTINCT ON (a.beginning, a.tool, a.arguments::VARCHAR, b.tool, b.arguments::VARCHAR)
        a.conversation, b.conversation, a.turn, a.gain, b.gain
 FROM trace_calls AS a JOIN trace_calls AS b USING (beginning)
@@ -50,44 +51,46 @@ ORDER BY ALL
 
 
 Verdict = Mapping[str, Any]
-"""A row of VERDICTS: a call by `turn` and `call`, with its verdict, reason and gain."""
+"""A row that VERDICTS_SQL selects: a call by `turn` and `call`, with its verdict, reason and gain."""
 
 
 @dataclass
-class Cleaned:
+class CleaningCounts:
     """What was written and what was left out, counted while the files are written.
 
     Attributes:
-        lines: the number of lines of each file, by its name.
-        conversations: the conversations that were left out as a whole.
-        calls: the calls that were left out of the other conversations.
-        answers: the assistant's messages with text that were left out of them.
+        line_count_by_file: the number of lines of each file, by its name.
+        left_out_conversation_count: the conversations that were left out as a whole.
+        left_out_call_count: the calls that were left out of the other conversations.
+        left_out_answer_count: the assistant's messages with text that were left out of them.
     """
 
-    lines: dict[str, int]
-    conversations: int = 0
-    calls: int = 0
-    answers: int = 0
+    line_count_by_file: dict[str, int]
+    left_out_conversation_count: int = 0
+    left_out_call_count: int = 0
+    left_out_answer_count: int = 0
 
-    def count(self, left_out: "_LeftOut") -> None:
+    def add_left_out(self, left_out: "_LeftOut") -> None:
         """Add what is left out of a conversation to the counts."""
-        if left_out.is_whole:
-            self.conversations += 1
+        if left_out.is_whole_conversation:
+            self.left_out_conversation_count += 1
         else:
-            self.calls += len(left_out.calls)
-            self.answers += sum(1 for message in left_out.messages if message.content.strip())
+            self.left_out_call_count += len(left_out.calls)
+            self.left_out_answer_count += sum(1 for message in left_out.messages if message.content.strip())
 
 
-def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, force: bool = False) -> Cleaned:
+def write_cleaned_conversations(
+    judgement: Judgement, output_folder: FilePath, drop_choice: DropChoice, force: bool = False
+) -> CleaningCounts:
     """Write the judged conversations again, with their verdicts and without the calls that are to be left out.
 
-    Each file that was judged gives a file of JSON lines. The judged files are read once more, a conversation at a time.
+    Each judged file is read once more, a conversation at a time, and gives a file of JSON lines.
     Where two calls after the same messages differ, one helpful and one needless, pairs.jsonl gets a preference pair.
 
     Args:
         judgement: The verdicts.
-        folder: Where the files are written. If two would get the same name, a number is added, as in a-2.jsonl.
-        dropped: What to leave out.
+        output_folder: Where the files are written. If two would get the same name, a number is added, as in a-2.jsonl.
+        drop_choice: What to leave out.
         force: Whether files that exist already are replaced.
 
     Returns:
@@ -98,25 +101,26 @@ def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, forc
             records of this form do not allow what is to be left out.
         WriteError: A file cannot be written.
     """
-    output = _OutputFolder(folder, force)
-    cleaned = Cleaned(output.lines)  # `output` counts the lines of each file there as it writes them
-    verdicts = query(judgement.database, VERDICTS)
+    output = _OutputFolder(output_folder, force)
+    # `output` counts the lines of each file in this mapping while it writes them.
+    counts = CleaningCounts(output.line_count_by_file)
+    all_verdicts = query(judgement.database, VERDICTS_SQL)
 
     for source in _iter_judged_sources(judgement):
-        verdicts_of_file = _group_verdicts_by_conversation(verdicts, source.name)
-        cleaning = _FileCleaning(FileReading(source), verdicts_of_file, dropped, cleaned)
-        # The records are read one by one while they are written; what is left out of each is then counted in `cleaned`.
-        output.write(_to_file_stem(source), cleaning.records())
+        verdicts_by_conversation = _group_verdicts_by_conversation(all_verdicts, source.name)
+        file_cleaning = _FileCleaning(FileReading(source), verdicts_by_conversation, drop_choice, counts)
+        # The records are read one by one while they are written; what is left out of each is then added to `counts`.
+        output.write_json_lines(_to_file_stem(source), file_cleaning.iter_cleaned_records())
 
     pairs = _build_preference_pairs(judgement)
     if pairs:
-        output.write("pairs", pairs)
-    return cleaned
+        output.write_json_lines("pairs", pairs)
+    return counts
 
 
 def _to_file_stem(source: Source) -> str:
-    """Return the name of the file to write for a source, without its ending."""
-    return file_name(SUFFIX.sub("", source.name))
+    """Return the name of the file to write for a source, without its ending: "traces" for traces.jsonl.gz."""
+    return encode_file_name(FILE_SUFFIX_PATTERN.sub("", source.name))
 
 
 @dataclass(frozen=True)
@@ -126,45 +130,55 @@ class _OutputFolder:
     Attributes:
         folder: its path.
         force: whether files that exist already are replaced.
-        lines: the number of lines of each file that is written so far, by its name.
+        line_count_by_file: the number of lines of each file that is written so far, by its name.
     """
 
     folder: FilePath
     force: bool
-    lines: dict[str, int] = field(default_factory=dict)
+    line_count_by_file: dict[str, int] = field(default_factory=dict)
 
-    def write(self, stem: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write rows into the file `stem`.jsonl; a number is added to a name that is taken, as in a-2.jsonl."""
-        name = _choose_unused_name(stem, self.lines)
-        self.lines[name] = _write_lines(self.folder / name, rows, self.force)
+    def write_json_lines(self, file_stem: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write rows into the file `file_stem`.jsonl; a number is added to a name that is taken, as in a-2.jsonl."""
+        name = _choose_unused_file_name(file_stem, self.line_count_by_file)
+        self.line_count_by_file[name] = _write_json_lines(self.folder / name, rows, self.force)
 
 
 def _iter_judged_sources(judgement: Judgement) -> Iterator[Source]:
     """Yield the files from which conversations were judged, without damaged ones.
 
-    Raises UserError if a file has changed since it was judged.
+    The files come shard by shard; a shard is one large file or a group of small ones.
+
+    Raises:
+        UserError: A file has changed since it was judged.
     """
-    names = _read_judged_file_names(judgement)
-    for shard_name, shard in judgement.plan.conversations.items():
-        _require_unchanged(judgement, shard_name)
-        yield from (source for source in shard.files() if source.name in names)
+    judged_file_names = _read_judged_file_names(judgement)
+    for shard_name, shard in judgement.plan.conversation_shards_by_name.items():
+        _require_unchanged_shard(judgement, shard_name)
+        for source in shard.iter_sources():
+            if source.name in judged_file_names:
+                yield source
 
 
 def _read_judged_file_names(judgement: Judgement) -> set[str]:
     """Return the names of the files from which a conversation was read."""
-    table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
-    return set(table.select(pl.col("source").unique()).collect()["source"])
+    plan = judgement.plan
+    table = plan.lake.get_table(recorded_conversations.TABLE_NAME)
+    conversations = table.scan_parts(plan.conversation_shards_by_name)
+    return set(conversations.select(pl.col("source").unique()).collect()["source"])
 
 
-def _require_unchanged(judgement: Judgement, shard: str) -> None:
+def _require_unchanged_shard(judgement: Judgement, shard_name: str) -> None:
     """Raise UserError if the files of a shard have changed since they were judged."""
-    table = judgement.plan.lake.table(recorded_conversations.NAME)
-    conversations = judgement.plan.conversations[shard]
-    if table.record(shard)["inputs"] != conversations.stamp():
-        raise UserError(f"{conversations.place} has changed since it was judged; run again, stored losses are reused")
+    table = judgement.plan.lake.get_table(recorded_conversations.TABLE_NAME)
+    shard = judgement.plan.conversation_shards_by_name[shard_name]
+
+    # A stamp is the size and time of each file; the table has kept it from when the files were judged.
+    judged_stamp = table.read_record(shard_name)["inputs"]
+    if shard.read_stamp() != judged_stamp:
+        raise UserError(f"{shard.location} has changed since it was judged; run again, stored losses are reused")
 
 
-def _write_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool) -> int:
+def _write_json_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool) -> int:
     """Write rows into a file of JSON lines, and return how many were written.
 
     The rows go into a temporary file, which takes the place of the old one at the end.
@@ -183,8 +197,8 @@ def _write_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool)
 
     temporary_file = build_temporary_path(file)
     try:
-        line_count = _write_new_file(temporary_file, rows)
-        replace_whole(temporary_file, file)
+        line_count = _write_new_json_lines(temporary_file, rows)
+        replace_file(temporary_file, file)
     except OSError as error:
         raise WriteError(file, error) from error
     finally:
@@ -192,15 +206,15 @@ def _write_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool)
     return line_count
 
 
-def _write_new_file(file: FilePath, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write rows as JSON lines into a new file, in a folder that is made if needed; return the number of lines."""
-    lines = 0
+def _write_new_json_lines(file: FilePath, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write rows as JSON lines into a new file, and return the number of lines. A missing folder is made."""
+    line_count = 0
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as stream:
         for row in rows:
             stream.write(_encode_json_line(row))
-            lines += 1
-    return lines
+            line_count += 1
+    return line_count
 
 
 @dataclass(frozen=True)
@@ -208,66 +222,72 @@ class _FileCleaning:
     """One pass over a judged file, which yields its records without what is dropped.
 
     Attributes:
-        reading: the file.
-        verdicts: the verdicts on its calls, by the name of the conversation.
-        dropped: what the user wants left out.
-        cleaned: the counts to which is added what is left out.
+        file_reading: the file.
+        verdicts_by_conversation: the verdicts on its calls, by the name of the conversation.
+        drop_choice: what the user wants left out.
+        counts: the counts of all files, to which what is left out of this file is added.
     """
 
-    reading: FileReading
-    verdicts: Mapping[str, Sequence[Verdict]]
-    dropped: Dropped
-    cleaned: Cleaned
+    file_reading: FileReading
+    verdicts_by_conversation: Mapping[str, Sequence[Verdict]]
+    drop_choice: DropChoice
+    counts: CleaningCounts
 
-    def records(self) -> Iterator[Mapping[str, Any]]:
+    def iter_cleaned_records(self) -> Iterator[Mapping[str, Any]]:
         """Yield the records of the file with the verdicts on their calls, and without what is dropped."""
         # Conversations that were read from the same record follow each other, and have the number of the record.
-        for _, conversations in groupby(self.reading.conversations(keeps_records=True), lambda read: read.number):
+        all_conversations = self.file_reading.iter_conversations(keeps_records=True)
+        for _, conversations in groupby(all_conversations, attrgetter("first_record_number")):
+            # The group gets no name, which would keep its record, perhaps a whole file, while the next one is read.
             yield from self._build_record_group(conversations).iter_cleaned_records()
 
     def _build_record_group(self, conversations: Iterator[ReadConversation]) -> "_RecordGroup":
-        """Collect the records of some conversations and what is left out of them, and count what is left out.
+        """Collect the records of some conversations, and decide and count what is left out of them.
+
+        By the verdicts on the calls and by `drop_choice`, these are single calls with the answers that rested on them,
+        or whole conversations.
 
         Args:
             conversations: The conversations that were read from the same records, at least one.
         """
-        first = next(conversations)
-        # The group takes its records before the next conversation is read, because `reading.records` then forgets those
-        # of earlier conversations.
-        group = _RecordGroup.of(first, self.reading.records)
+        first_conversation = next(conversations)
+        # The group takes its records before the next conversation is read, because `file_reading` then forgets the
+        # records of earlier conversations.
+        group = _RecordGroup.from_first_conversation(first_conversation, self.file_reading.record_by_number)
 
-        for conversation in chain([first], conversations):
-            verdicts = self.verdicts.get(self.reading.name_of(conversation), [])
-            left_out = _choose_left_out(conversation, verdicts, self.dropped)
-            group.add(conversation, verdicts, left_out)
-            self.cleaned.count(left_out)
+        for conversation in chain([first_conversation], conversations):
+            name = self.file_reading.format_conversation_name(conversation)
+            verdicts = self.verdicts_by_conversation.get(name, [])
+            left_out = _choose_left_out(conversation, verdicts, self.drop_choice)
+            group.add_conversation(conversation, verdicts, left_out)
+            self.counts.add_left_out(left_out)
         return group
 
 
-def _group_verdicts_by_conversation(verdicts: pl.DataFrame, source_name: str) -> dict[str, list[Verdict]]:
+def _group_verdicts_by_conversation(all_verdicts: pl.DataFrame, source_name: str) -> dict[str, list[Verdict]]:
     """Select the verdicts on the calls of one file, and group them by conversation.
 
     Args:
-        verdicts: The verdicts on the calls of all files.
+        all_verdicts: The verdicts on the calls of all files.
         source_name: The name of the file.
 
     Returns:
         The verdicts by the name of their conversation, such as traces.jsonl:12.
     """
     verdicts_by_conversation: dict[str, list[Verdict]] = {}
-    verdicts_of_file = verdicts.filter(pl.col("source") == source_name).drop("source")
+    verdicts_of_file = all_verdicts.filter(pl.col("source") == source_name).drop("source")
     for row in verdicts_of_file.iter_rows(named=True):
         conversation = row.pop("conversation")
         verdicts_by_conversation.setdefault(conversation, []).append(row)
     return verdicts_by_conversation
 
 
-def _choose_unused_name(stem: str, taken: Collection[str]) -> str:
-    """Return a file name that is not among `taken`: a.jsonl, or if that is taken a-2.jsonl, then a-3.jsonl."""
-    name = f"{stem}.jsonl"
+def _choose_unused_file_name(file_stem: str, taken_names: Collection[str]) -> str:
+    """Return a file name that is not among `taken_names`: a.jsonl, or if that is taken a-2.jsonl, then a-3.jsonl."""
+    name = f"{file_stem}.jsonl"
     number = 2
-    while name in taken:
-        name = f"{stem}-{number}.jsonl"
+    while name in taken_names:
+        name = f"{file_stem}-{number}.jsonl"
         number += 1
     return name
 
@@ -284,14 +304,14 @@ class _LeftOut(NamedTuple):
     """What is left out of a conversation.
 
     Attributes:
-        calls: calls, with their results.
-        messages: messages of the assistant.
-        is_whole: whether the whole conversation is left out.
+        calls: the calls that are left out, with their results.
+        messages: the messages that are left out: of the assistant, or all if the whole conversation is left out.
+        is_whole_conversation: whether the whole conversation is left out.
     """
 
     calls: Sequence[RecordedCall]
     messages: Sequence[RecordedMessage]
-    is_whole: bool = False
+    is_whole_conversation: bool = False
 
 
 NOTHING_LEFT_OUT = _LeftOut(calls=(), messages=())
@@ -302,49 +322,55 @@ class _RecordGroup:
     """The records that one or several conversations were read from, and what is left out of them.
 
     Mostly a record holds one conversation. It may hold several, and in some forms all records of a file together are
-    one conversation. State: `add` is called for each of the conversations, then `iter_cleaned_records` once.
+    one conversation. First `add_conversation` is called for each of the conversations, then `iter_cleaned_records`
+    once.
 
     Attributes:
-        form: the name of the records' form.
+        form_name: the name of the records' form.
         records: the records as they were read.
-        is_file: whether the conversations were read from all of the records together.
-        calls_left_out: the calls that are left out; `add` fills it and the next three.
-        places_left_out: the paths in the records of the messages that are left out.
-        verdicts: on the calls of the conversations that stay.
-        conversations_left: how many conversations stay.
+        is_whole_file: whether the conversations were read from all of the records together.
+        calls_left_out: the calls that are left out; `add_conversation` fills it and the next three.
+        message_paths_left_out: the paths in the records of the messages that are left out.
+        verdicts: the verdicts on the calls of the conversations that stay.
+        remaining_conversation_count: how many conversations stay.
     """
 
-    form: str
+    form_name: str
     records: Sequence[Any]
-    is_file: bool
+    is_whole_file: bool
     calls_left_out: list[RecordedCall] = field(default_factory=list)
-    places_left_out: list[Path] = field(default_factory=list)
+    message_paths_left_out: list[RecordPath] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
-    conversations_left: int = 0
+    remaining_conversation_count: int = 0
 
     @staticmethod
-    def of(first: ReadConversation, records: Mapping[int, Any]) -> "_RecordGroup":
+    def from_first_conversation(
+        first_conversation: ReadConversation, record_by_number: Mapping[int, Any]
+    ) -> "_RecordGroup":
         """Create a group with the records of a conversation. Nothing is left out of them yet.
 
         Args:
-            first: The first conversation that was read from these records.
-            records: The records of the file by number. Those before the conversation may be missing.
+            first_conversation: The first conversation that was read from these records.
+            record_by_number: The records of the file by number. Those before the conversation may be missing.
         """
-        numbers_from_first = sorted(number for number in records if number >= first.number)
-        numbers_of_group = numbers_from_first[: first.record_count]
+        first_number = first_conversation.first_record_number
+        record_count = first_conversation.record_count
+        numbers_from_first = sorted(number for number in record_by_number if number >= first_number)
+        numbers_of_group = numbers_from_first[:record_count]
         return _RecordGroup(
-            form=first.form,
-            records=[records[number] for number in numbers_of_group],
-            is_file=first.record_count > 1,  # a conversation of several records takes up its whole file
+            form_name=first_conversation.form_name,
+            records=[record_by_number[number] for number in numbers_of_group],
+            is_whole_file=record_count > 1,  # a conversation of several records takes up its whole file
         )
 
-    def add(self, conversation: ReadConversation, verdicts: Sequence[Verdict], left_out: _LeftOut) -> None:
+    def add_conversation(self, conversation: ReadConversation, verdicts: Sequence[Verdict], left_out: _LeftOut) -> None:
         """Add a conversation of these records, with the verdicts on its calls and with what is left out of it."""
-        self.form = conversation.form
+        self.form_name = conversation.form_name
         self.calls_left_out += left_out.calls
-        self.places_left_out += [message.place for message in left_out.messages if message.place is not None]
-        if not left_out.is_whole:
-            self.conversations_left += 1
+        self.message_paths_left_out += [message.place for message in left_out.messages if message.place is not None]
+
+        if not left_out.is_whole_conversation:
+            self.remaining_conversation_count += 1
             self.verdicts += verdicts
 
     def iter_cleaned_records(self) -> Iterator[Any]:
@@ -356,31 +382,34 @@ class _RecordGroup:
         Raises:
             UserError: One of several conversations in a record is to be left out, but the form does not allow it.
         """
-        if self.conversations_left == 0:
+        if self.remaining_conversation_count == 0:
             return
-        first, *others = self._build_remaining_records()
-        yield _with_verdicts(first, self.verdicts)
-        yield from others
+        first_record, *later_records = self._build_remaining_records()
+        yield _add_verdicts(first_record, self.verdicts)
+        yield from later_records
 
     def _build_remaining_records(self) -> list[Any]:
-        """Remove the calls and messages that are left out from the records, and return these, at least one.
+        """Remove the calls and messages that are left out from the records, and return what remains, at least one.
+
+        It is not called if all conversations are left out, so something remains. There is a single record unless the
+        records together are one conversation (`is_whole_file`).
 
         Raises:
             UserError: Records of this form can only be left out as a whole.
         """
-        if self.calls_left_out and not can_drop(self.form):
+        if self.calls_left_out and not can_drop_calls(self.form_name):
             raise UserError(
-                f"--drop conversations: a record in the form {self.form} holds several conversations, and one of them "
-                "cannot be left out; write a record or a file for each"
+                f"--drop conversations: a record in the form {self.form_name} holds several conversations, "
+                "and one of them cannot be left out; write a record or a file for each"
             )
 
-        if self.is_file:  # all records together are one conversation
-            return list(drop(self.records, self.calls_left_out, self.places_left_out))
+        if self.is_whole_file:  # all records together are one conversation
+            return list(drop_calls(self.records, self.calls_left_out, self.message_paths_left_out))
         [record] = self.records
-        return [drop(record, self.calls_left_out, self.places_left_out)]
+        return [drop_calls(record, self.calls_left_out, self.message_paths_left_out)]
 
 
-def _choose_left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped) -> _LeftOut:
+def _choose_left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], drop_choice: DropChoice) -> _LeftOut:
     """Decide what is left out of a conversation.
 
     Answers that rested only on calls that are left out are left out too.
@@ -388,50 +417,50 @@ def _choose_left_out(conversation: ReadConversation, verdicts: Sequence[Verdict]
     Args:
         conversation: The conversation.
         verdicts: The verdicts on its calls.
-        dropped: What the user wants left out: "conversations" with any unhelpful call, unhelpful "calls", or "failed"
-            calls.
+        drop_choice: What the user wants left out: "conversations" with any unhelpful call, unhelpful "calls", "failed"
+            calls, or "nothing".
 
     Raises:
         UserError: Calls are to be left out, but the form of the conversation allows leaving it out only as a whole.
     """
     messages = conversation.messages
-    if dropped == "conversations":
+    if drop_choice == "conversations":
         has_unhelpful_call = any(_is_unhelpful(verdict) for verdict in verdicts)
-        return _leave_out_conversation(messages) if has_unhelpful_call else NOTHING_LEFT_OUT
+        return _build_left_out_conversation(messages) if has_unhelpful_call else NOTHING_LEFT_OUT
 
-    verdicts_left_out = [verdict for verdict in verdicts if _is_dropped(verdict, dropped)]
+    verdicts_left_out = [verdict for verdict in verdicts if _is_dropped(verdict, drop_choice)]
     if not verdicts_left_out:
         return NOTHING_LEFT_OUT
-    _require_droppable_calls(conversation.form, dropped)
-    return _leave_out_calls(messages, verdicts_left_out)
+    _require_droppable_calls(conversation.form_name, drop_choice)
+    return _build_left_out_calls(messages, verdicts_left_out)
 
 
-def _leave_out_calls(messages: Sequence[RecordedMessage], verdicts: Sequence[Verdict]) -> _LeftOut:
-    """Return that the calls with these verdicts are left out, with the answers that rested on them alone."""
+def _build_left_out_calls(messages: Sequence[RecordedMessage], verdicts: Sequence[Verdict]) -> _LeftOut:
+    """Leave out the calls with these verdicts, and the answers that rested on them alone."""
     calls = [messages[verdict["turn"]].calls[verdict["call"]] for verdict in verdicts]
     return _LeftOut(calls, _select_unsupported_messages(messages, verdicts))
 
 
-def _require_droppable_calls(form: str, dropped: Dropped) -> None:
+def _require_droppable_calls(form_name: str, drop_choice: DropChoice) -> None:
     """Raise UserError if only whole conversations can be left out of records in a form, no single calls."""
-    if not can_drop(form):
+    if not can_drop_calls(form_name):
         raise UserError(
-            f"--drop {dropped}: conversations in the form {form} can be left out as a whole alone; "
+            f"--drop {drop_choice}: conversations in the form {form_name} can be left out as a whole alone; "
             "write --drop conversations"
         )
 
 
-def _leave_out_conversation(messages: Sequence[RecordedMessage]) -> _LeftOut:
-    """Return that a conversation is left out as a whole, with all of its calls and messages."""
-    every_call = [call for message in messages for call in message.calls]
-    return _LeftOut(every_call, messages, is_whole=True)
+def _build_left_out_conversation(messages: Sequence[RecordedMessage]) -> _LeftOut:
+    """Leave out a conversation as a whole, with all of its calls and messages."""
+    all_calls = [call for message in messages for call in message.calls]
+    return _LeftOut(all_calls, messages, is_whole_conversation=True)
 
 
-def _is_dropped(verdict: Verdict, dropped: Dropped) -> bool:
-    """Return whether a single call is left out, by its verdict and the value of `dropped`."""
-    if dropped == "calls":
+def _is_dropped(verdict: Verdict, drop_choice: DropChoice) -> bool:
+    """Return whether a single call is left out, by its verdict and the value of `drop_choice`."""
+    if drop_choice == "calls":
         return _is_unhelpful(verdict)
-    return dropped == "failed" and verdict["verdict"] == FAILED
+    return drop_choice == "failed" and verdict["verdict"] == FAILED
 
 
 def _is_unhelpful(verdict: Verdict) -> bool:
@@ -439,17 +468,22 @@ def _is_unhelpful(verdict: Verdict) -> bool:
     return bool(verdict["verdict"] == DOES_NOT_HELP or verdict["reason"] == SUCCESS_CLAIMED)
 
 
-def _with_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
-    """Return a record with its verdicts in the field METADATA, in ATIF under `extra`; a list is returned as it is."""
+def _add_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
+    """Return a record with its verdicts in the field VERDICTS_FIELD.
+
+    In ATIF, a format of agent trajectories with a field `steps`, that field is under `extra`. A record that is a list
+    is returned as it is.
+    """
     if not isinstance(record, Mapping):
         return record
     if "steps" in record:
-        return {**record, "extra": {**(record.get("extra") or {}), METADATA: list(verdicts)}}
-    return {**record, METADATA: list(verdicts)}
+        extra_fields = record.get("extra") or {}
+        return {**record, "extra": {**extra_fields, VERDICTS_FIELD: list(verdicts)}}
+    return {**record, VERDICTS_FIELD: list(verdicts)}
 
 
 def _select_unsupported_messages(
-    messages: Sequence[RecordedMessage], left_out: Sequence[Verdict]
+    messages: Sequence[RecordedMessage], left_out_verdicts: Sequence[Verdict]
 ) -> list[RecordedMessage]:
     """Select the answers of the assistant that have to be left out together with some calls.
 
@@ -459,12 +493,12 @@ def _select_unsupported_messages(
 
     Args:
         messages: The messages of the conversation.
-        left_out: The verdicts on the calls that are left out.
+        left_out_verdicts: The verdicts on the calls that are left out.
     """
     unsupported: list[RecordedMessage] = []
     for message_range in _iter_ranges_by_user_message(messages):
         # `turn` is the number of the message with the call.
-        left_out_here = [verdict for verdict in left_out if verdict["turn"] in message_range]
+        left_out_here = [verdict for verdict in left_out_verdicts if verdict["turn"] in message_range]
         if left_out_here and _loses_support(messages, message_range, left_out_here):
             first_turn = min(verdict["turn"] for verdict in left_out_here)
             unsupported += _select_assistant_messages(messages[first_turn : message_range.stop])
@@ -476,18 +510,25 @@ def _select_assistant_messages(messages: Sequence[RecordedMessage]) -> list[Reco
     return [message for message in messages if message.role == "assistant"]
 
 
-def _loses_support(messages: Sequence[RecordedMessage], message_range: range, left_out: Sequence[Verdict]) -> bool:
+def _loses_support(
+    messages: Sequence[RecordedMessage], message_range: range, left_out_verdicts: Sequence[Verdict]
+) -> bool:
     """Return whether an answer rests on nothing any more when some calls before it are left out.
 
     Args:
         messages: The messages of the conversation.
         message_range: The numbers of the messages from one of the user to the next one.
-        left_out: The verdicts on the calls in this range that are left out, at least one.
+        left_out_verdicts: The verdicts on the calls in this range that are left out, at least one.
+
+    Returns:
+        True if all calls of the range are left out, unless the verdict on each of them says that the answer was as
+        likely without it: then the answer rests on what was said before.
     """
     call_count = sum(len(messages[number].calls) for number in message_range)
-    if len(left_out) < call_count:  # some calls stay
+    if len(left_out_verdicts) < call_count:  # some calls stay
         return False
-    rests_on_earlier_words = all(verdict["reason"] == AS_LIKELY_WITHOUT for verdict in left_out)
+
+    rests_on_earlier_words = all(verdict["reason"] == AS_LIKELY_WITHOUT_CALL for verdict in left_out_verdicts)
     return not rests_on_earlier_words
 
 
@@ -514,65 +555,72 @@ def _build_preference_pairs(judgement: Judgement) -> list[dict[str, Any]]:
         The examples in the form of TRL: `prompt`, `chosen` and `rejected` are lists of OpenAI messages. The gains of
         both calls are added.
     """
-    pairs = [_CallPair(*row) for row in query(judgement.database, PAIRS).iter_rows()]
+    pairs = [_CallPair(*row) for row in query(judgement.database, PAIRS_SQL).iter_rows()]
 
     conversation_names: set[str] = set()
     for pair in pairs:
-        conversation_names |= {pair.chosen, pair.rejected}
+        conversation_names |= {pair.chosen_conversation, pair.rejected_conversation}
     messages_by_name = _read_messages_by_name(judgement, conversation_names)
 
     records = []
     for pair in pairs:
-        records.append(pair.record(messages_by_name[pair.chosen], messages_by_name[pair.rejected]))
+        chosen_messages = messages_by_name[pair.chosen_conversation]
+        rejected_messages = messages_by_name[pair.rejected_conversation]
+        records.append(pair.build_record(chosen_messages, rejected_messages))
     return records
 
 
 class _CallPair(NamedTuple):
-    """A row of PAIRS: two conversations that are alike up to message number `turn`, where their calls differ.
+    """A helpful and a needless call after the same messages, as a row that PAIRS_SQL selects.
 
     Attributes:
-        chosen: the name of the conversation whose call helps.
-        rejected: the name of the conversation whose call does not help.
-        turn: the number of the message with the call, in both.
+        chosen_conversation: the name of the conversation whose call helps.
+        rejected_conversation: the name of the conversation whose call does not help.
+        call_message_index: the number of the message with the call, in both; all messages before it are alike.
         chosen_gain: the gain of the helpful call.
         rejected_gain: the gain of the other call.
     """
 
-    chosen: str
-    rejected: str
-    turn: int
+    chosen_conversation: str
+    rejected_conversation: str
+    call_message_index: int
     chosen_gain: float
     rejected_gain: float
 
-    def record(
+    def build_record(
         self, chosen_messages: Sequence[RecordedMessage], rejected_messages: Sequence[RecordedMessage]
     ) -> dict[str, Any]:
-        """Build the preference pair as it is written.
+        """Build the preference pair as a record of pairs.jsonl: the shared messages, and the two that differ.
 
         Args:
             chosen_messages: All messages of the conversation whose call helps.
             rejected_messages: All messages of the other conversation.
         """
-        end = self.turn + 1  # the pair ends with the message of the call
+        end = self.call_message_index + 1  # the pair ends with the message of the call
         return {
-            "prompt": _to_openai_messages(chosen_messages[: self.turn]),
-            "chosen": _to_openai_messages(chosen_messages[self.turn : end]),
-            "rejected": _to_openai_messages(rejected_messages[self.turn : end]),
+            "prompt": _to_openai_messages(chosen_messages[: self.call_message_index]),
+            "chosen": _to_openai_messages(chosen_messages[self.call_message_index : end]),
+            "rejected": _to_openai_messages(rejected_messages[self.call_message_index : end]),
             "gain_chosen": self.chosen_gain,
             "gain_rejected": self.rejected_gain,
         }
 
 
-def _read_messages_by_name(judgement: Judgement, names: Collection[str]) -> dict[str, tuple[RecordedMessage, ...]]:
+def _read_messages_by_name(
+    judgement: Judgement, conversation_names: Collection[str]
+) -> dict[str, tuple[RecordedMessage, ...]]:
     """Return the messages of the named conversations, by name."""
-    if not names:
+    if not conversation_names:
         return {}
-    table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
-    is_wanted = pl.col("conversation").is_in(list(names))
-    wanted = table.filter(is_wanted).select("conversation", "messages").collect()
-    return {name: messages_of(stored) for name, stored in wanted.iter_rows()}
+    plan = judgement.plan
+    table = plan.lake.get_table(recorded_conversations.TABLE_NAME)
+    conversations = table.scan_parts(plan.conversation_shards_by_name)
+
+    is_wanted = pl.col("conversation").is_in(list(conversation_names))
+    wanted = conversations.filter(is_wanted).select("conversation", "messages").collect()
+    return {name: parse_messages(messages_json) for name, messages_json in wanted.iter_rows()}
 
 
 def _to_openai_messages(messages: Sequence[RecordedMessage]) -> list[dict[str, Any]]:
     """Return messages as OpenAI's API writes them; results are messages of the role tool."""
-    return [message for _, message in to_openai(messages)]
+    return [message for _, message in iter_indexed_openai_messages(messages)]

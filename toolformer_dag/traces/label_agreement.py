@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,31 +18,32 @@ import orjson
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
 
-SAMPLES = 1000  # bootstrap samples of the interval
-SCORED = """
+BOOTSTRAP_SAMPLE_COUNT = 1000
+"""How many bootstrap samples the interval of the AUC is estimated from."""
+SCORED_CALLS_SQL = """
 SELECT conversation, record_id, turn, call, verdict, relative_gain FROM trace_calls
 """
-SHARE = """
+SHARE_ABOVE_THRESHOLD_SQL = """
 SELECT coalesce(avg((relative_gain > {threshold!r})::INT), 0) AS share FROM trace_chance WHERE counts
 """
 """Selects the share of swapped results that exceed a threshold."""
-FORM = '{"conversation": "traces.jsonl:12", "turn": 1, "call": 0, "label": true}'
+LABEL_EXAMPLE = '{"conversation": "traces.jsonl:12", "turn": 1, "call": 0, "label": true}'
 
 
 @dataclass(frozen=True)
 class Label:
-    """What a person says of a call.
+    """What a person says of a call: whether the answer after it rests on its result.
 
     Attributes:
-        conversation: the name of its conversation, as traces.jsonl:12, or the id of the record.
-        turn: the number of its message in the conversation.
-        call: the number of the call in that message.
+        conversation_name: the name of its conversation, as traces.jsonl:12, or the id of the record.
+        message_index: the number of its message in the conversation.
+        call_index: the number of the call in that message.
         rests_on_result: whether the answer after the call rests on its result, as the person says.
     """
 
-    conversation: str
-    turn: int
-    call: int
+    conversation_name: str
+    message_index: int
+    call_index: int
     rests_on_result: bool
 
 
@@ -50,19 +52,19 @@ class LabelledCall:
     """A labelled call with its verdict.
 
     Attributes:
-        conversation: the name of its conversation.
+        conversation_name: the name of its conversation.
         rests_on_result: the label.
-        helps: the verdict, true if it is "helps".
+        is_judged_helpful: the verdict, true if it is "helps".
         relative_gain: the gain from which the verdict follows; None if the verdict is "cannot be told".
     """
 
-    conversation: str
+    conversation_name: str
     rests_on_result: bool
-    helps: bool
+    is_judged_helpful: bool
     relative_gain: float | None
 
     @property
-    def gain(self) -> float:
+    def relative_gain_or_zero(self) -> float:
         """The relative gain; 0 if there is none."""
         return self.relative_gain or 0.0
 
@@ -72,41 +74,41 @@ class Agreement:
     """How verdicts agree with labels. Compared are the calls that have a label, and a verdict but "cannot be told".
 
     Attributes:
-        labels: the number of labels.
-        unmatched: the number of labels for which there is no recorded call.
-        undecided: the number of labels of calls with the verdict "cannot be told".
+        label_count: the number of labels.
+        unmatched_label_count: the number of labels for which there is no recorded call.
+        undecided_label_count: the number of labels of calls with the verdict "cannot be told".
         base_rate: the share of compared calls whose label says that the answer rests on the result.
-        agree: the share of compared calls on which verdict and label agree.
+        agreement_share: the share of compared calls on which verdict and label agree.
         kappa: Cohen's kappa of verdicts and labels.
         auc: the AUC of the relative gain against the labels.
-        low: the lower end of its 95 % interval, by a bootstrap over conversations.
-        high: the upper end of that interval.
-        share: the share of swapped results above the threshold that half of the conversations chooses.
-        tested: the number of compared calls in the other half.
+        auc_low: the lower end of its 95 % interval, by a bootstrap over conversations.
+        auc_high: the upper end of that interval.
+        chosen_share: the share of swapped results above the threshold that half of the conversations chooses.
+        tested_call_count: the number of compared calls in the other half.
         tested_kappa: Cohen's kappa there, at that threshold.
     """
 
-    labels: int
-    unmatched: int
-    undecided: int
+    label_count: int
+    unmatched_label_count: int
+    undecided_label_count: int
     base_rate: float
-    agree: float
+    agreement_share: float
     kappa: float
     auc: float
-    low: float
-    high: float
-    share: float
-    tested: int
+    auc_low: float
+    auc_high: float
+    chosen_share: float
+    tested_call_count: int
     tested_kappa: float
 
     @property
-    def compared(self) -> int:
+    def compared_call_count(self) -> int:
         """The number of compared calls."""
-        return self.labels - self.unmatched - self.undecided
+        return self.label_count - self.unmatched_label_count - self.undecided_label_count
 
 
 def read_labels(file: Path) -> list[Label]:
-    """Read a file of labels: JSON lines such as FORM.
+    """Read a file of labels: JSON lines such as LABEL_EXAMPLE.
 
     A line without the field `call` is about the first call of its message.
 
@@ -115,13 +117,13 @@ def read_labels(file: Path) -> list[Label]:
             the line.
     """
     labels: list[Label] = []
-    for number, line in enumerate(_read_lines(file), 1):
+    for line_number, line in enumerate(_read_lines(file), 1):
         is_blank = not line.strip()
         if not is_blank:
-            labels.append(_parse_label(line, f"--labels {file}, line {number}"))
+            labels.append(_parse_label(line, f"--labels {file}, line {line_number}"))
 
     if not labels:
-        raise UserError(f"--labels {file}: no label; write JSON lines such as {FORM}")
+        raise UserError(f"--labels {file}: no label; write JSON lines such as {LABEL_EXAMPLE}")
     return labels
 
 
@@ -130,15 +132,17 @@ def _read_lines(file: Path) -> list[bytes]:
     try:
         return file.read_bytes().splitlines()
     except OSError as error:
-        raise UserError(f"--labels {file}: {error.strerror}; name a file of JSON lines such as {FORM}") from error
+        raise UserError(
+            f"--labels {file}: {error.strerror}; name a file of JSON lines such as {LABEL_EXAMPLE}"
+        ) from error
 
 
-def _parse_label(line: bytes, place: str) -> Label:
-    """Parse a line of JSON such as FORM.
+def _parse_label(line: bytes, location: str) -> Label:
+    """Parse a line of JSON such as LABEL_EXAMPLE.
 
     Args:
         line: The line.
-        place: The file and the number of the line, for error messages.
+        location: The file and the number of the line, for error messages.
 
     Raises:
         UserError: The line is no JSON or no label.
@@ -146,16 +150,16 @@ def _parse_label(line: bytes, place: str) -> Label:
     try:
         fields: Any = orjson.loads(line)
     except ValueError as error:
-        raise UserError(f"{place}: no JSON ({error}); write {FORM}") from error
+        raise UserError(f"{location}: no JSON ({error}); write {LABEL_EXAMPLE}") from error
 
     label = _parse_label_fields(fields) if isinstance(fields, dict) else None
     if label is None:
-        raise UserError(f"{place}: write a conversation, a turn and a label, as in {FORM}")
+        raise UserError(f"{location}: write a conversation, a turn and a label, as in {LABEL_EXAMPLE}")
     return label
 
 
 def _parse_label_fields(fields: Mapping[str, Any]) -> Label | None:
-    """Convert the fields of a JSON object such as FORM to a label.
+    """Convert the fields of a JSON object such as LABEL_EXAMPLE to a label.
 
     The field `record_id`, the id of a record, may stand in place of `conversation`.
 
@@ -176,7 +180,7 @@ def _parse_label_fields(fields: Mapping[str, Any]) -> Label | None:
     return Label(conversation, turn, call, bool(rests_on_result))
 
 
-def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
+def measure_label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
     """Measure how well the verdicts on calls agree with labels that people gave.
 
     Only calls with a verdict are compared, not the calls that "cannot be told". The labels of about half of the
@@ -193,39 +197,39 @@ def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
     labelled = _join_labels_with_verdicts(database, labels)
     compared = _select_compared_calls(labelled, label_count=len(labels))
 
-    ratings = _Ratings.of(compared)
+    ratings = _Ratings.from_calls(compared)
     interval = _estimate_auc_interval(compared)  # of 95 %
-    threshold_choice = _choose_threshold(compared)
+    threshold_choice = _choose_and_test_threshold(compared)
     return Agreement(
-        labels=len(labels),
-        unmatched=len(labels) - len(labelled),
-        undecided=len(labelled) - len(compared),
+        label_count=len(labels),
+        unmatched_label_count=len(labels) - len(labelled),
+        undecided_label_count=len(labelled) - len(compared),
         base_rate=ratings.base_rate,
-        agree=ratings.agreement,
+        agreement_share=ratings.agreement,
         kappa=ratings.kappa,
-        auc=auc_of(compared),
-        low=interval.low,
-        high=interval.high,
-        share=_query_share_above(database, threshold_choice.threshold),
-        tested=threshold_choice.tested,
+        auc=compute_auc(compared),
+        auc_low=interval.low,
+        auc_high=interval.high,
+        chosen_share=_query_share_above_threshold(database, threshold_choice.threshold),
+        tested_call_count=threshold_choice.tested_call_count,
         tested_kappa=threshold_choice.tested_kappa,
     )
 
 
-def _select_compared_calls(labelled: Sequence[LabelledCall], label_count: int) -> list[LabelledCall]:
+def _select_compared_calls(labelled_calls: Sequence[LabelledCall], label_count: int) -> list[LabelledCall]:
     """Select the labelled calls with a verdict other than "cannot be told".
 
     Args:
-        labelled: The labelled calls.
+        labelled_calls: The labelled calls. A call that "cannot be told" has no relative gain.
         label_count: The number of labels, for the error message.
 
     Raises:
         UserError: These calls do not have labels of both kinds, true and false.
     """
-    compared = [call for call in labelled if call.relative_gain is not None]  # None: it cannot be told
+    compared = [call for call in labelled_calls if call.relative_gain is not None]  # None: it cannot be told
 
-    kinds_of_labels = {call.rests_on_result for call in compared}
-    if len(kinds_of_labels) < 2:
+    distinct_labels = {call.rests_on_result for call in compared}
+    if len(distinct_labels) < 2:
         raise UserError(
             f"{len(compared)} of {label_count} labels are of calls that can be told; label some of either kind"
         )
@@ -245,11 +249,11 @@ class _Ratings:
     verdicts: Sequence[bool]
 
     @staticmethod
-    def of(calls: Sequence[LabelledCall]) -> "_Ratings":
+    def from_calls(calls: Sequence[LabelledCall]) -> "_Ratings":
         """Return the labels and verdicts of calls."""
         return _Ratings(
             labels=[call.rests_on_result for call in calls],
-            verdicts=[call.helps for call in calls],
+            verdicts=[call.is_judged_helpful for call in calls],
         )
 
     @property
@@ -260,12 +264,12 @@ class _Ratings:
     @property
     def agreement(self) -> float:
         """The share of calls on which label and verdict agree."""
-        return _compute_share_of_equal(self.labels, self.verdicts)
+        return _compute_agreement_share(self.labels, self.verdicts)
 
     @property
     def kappa(self) -> float:
         """Cohen's kappa of labels and verdicts."""
-        return kappa(self.labels, self.verdicts)
+        return compute_kappa(self.labels, self.verdicts)
 
 
 class _ThresholdChoice(NamedTuple):
@@ -273,33 +277,42 @@ class _ThresholdChoice(NamedTuple):
 
     Attributes:
         threshold: the threshold; a call above it counts as helpful.
-        tested: the number of calls in the other half.
+        tested_call_count: the number of calls in the other half.
         tested_kappa: Cohen's kappa of labels and threshold there.
     """
 
     threshold: float
-    tested: int
+    tested_call_count: int
     tested_kappa: float
 
 
-def _choose_threshold(calls: Sequence[LabelledCall]) -> _ThresholdChoice:
+def _choose_and_test_threshold(calls: Sequence[LabelledCall]) -> _ThresholdChoice:
     """Choose the threshold on one half of the conversations, and test it on the other."""
-    choosing = [call for call in calls if _is_in_first_half(call.conversation)]
-    tested = [call for call in calls if not _is_in_first_half(call.conversation)]
-    threshold = choose_best_threshold(choosing)
-    return _ThresholdChoice(threshold, tested=len(tested), tested_kappa=_compute_kappa_at(threshold, tested))
+    choosing_calls = [call for call in calls if _is_in_choosing_half(call.conversation_name)]
+    tested_calls = [call for call in calls if not _is_in_choosing_half(call.conversation_name)]
+
+    threshold = choose_best_threshold(choosing_calls)
+    return _ThresholdChoice(
+        threshold=threshold,
+        tested_call_count=len(tested_calls),
+        tested_kappa=_compute_kappa_at_threshold(threshold, tested_calls),
+    )
 
 
-def _compute_kappa_at(threshold: float, calls: Sequence[LabelledCall]) -> float:
-    """Return Cohen's kappa of the labels, and of verdicts by which a call with a gain above a threshold helps."""
+def _compute_kappa_at_threshold(threshold: float, calls: Sequence[LabelledCall]) -> float:
+    """Return Cohen's kappa of the labels and of other verdicts, by which a call with a gain above a threshold helps."""
     labels = [call.rests_on_result for call in calls]
-    verdicts = [call.gain > threshold for call in calls]
-    return kappa(labels, verdicts)
+    verdicts = [call.relative_gain_or_zero > threshold for call in calls]
+    return compute_kappa(labels, verdicts)
 
 
-def _query_share_above(database: Path, threshold: float) -> float:
-    """Return the share of swapped results whose relative gain exceeds a threshold."""
-    [share] = query(database, SHARE.format(threshold=threshold))["share"]
+def _query_share_above_threshold(database: Path, threshold: float) -> float:
+    """Return the share of swapped results whose relative gain exceeds a threshold.
+
+    A swapped result was put in place of a call's own, so a high gain is due to chance there.
+    """
+    sql = SHARE_ABOVE_THRESHOLD_SQL.format(threshold=threshold)
+    [share] = query(database, sql)["share"]
     return float(share)
 
 
@@ -313,80 +326,92 @@ def _join_labels_with_verdicts(database: Path, labels: Sequence[Label]) -> list[
     Returns:
         The labelled calls. Labels of calls that the file does not hold are left out.
     """
-    row_by_call = _query_calls_by_name(database)
-    labelled: list[LabelledCall] = []
+    row_by_position = _query_call_rows_by_position(database)  # a call is there under its conversation and its record
+    labelled_calls: list[LabelledCall] = []
     for label in labels:
-        row = row_by_call.get((label.conversation, label.turn, label.call))
+        # `conversation_name` may also hold the id of a record.
+        position = (label.conversation_name, label.message_index, label.call_index)
+        row = row_by_position.get(position)
         if row is not None:
-            labelled.append(_build_labeled_call(row, label))
-    return labelled
+            labelled_calls.append(_build_labeled_call(row, label))
+    return labelled_calls
 
 
-def _query_calls_by_name(database: Path) -> dict[tuple[str, int, int], Mapping[str, Any]]:
-    """Return the rows of SCORED by conversation, turn and call; the conversation by its name and by its record's id."""
-    calls: dict[tuple[str, int, int], Mapping[str, Any]] = {}
-    for row in query(database, SCORED).to_dicts():
-        calls[row["record_id"], row["turn"], row["call"]] = row
-        calls[row["conversation"], row["turn"], row["call"]] = row
-    return calls
+def _query_call_rows_by_position(database: Path) -> dict[tuple[str, int, int], Mapping[str, Any]]:
+    """Return the row of each call by its position: conversation, number of the message, number of the call in it.
+
+    Each call is there twice, because a label may name the conversation or the id of the record it was read from. The
+    rows are those of SCORED_CALLS_SQL.
+    """
+    row_by_position: dict[tuple[str, int, int], Mapping[str, Any]] = {}
+    for row in query(database, SCORED_CALLS_SQL).to_dicts():
+        row_by_position[row["record_id"], row["turn"], row["call"]] = row
+        row_by_position[row["conversation"], row["turn"], row["call"]] = row
+    return row_by_position
 
 
-def _build_labeled_call(row: Mapping[str, Any], label: Label) -> LabelledCall:
-    """Return a call, which is a row of SCORED, with its label."""
-    has_verdict = row["verdict"] != "cannot be told"
+def _build_labeled_call(call_row: Mapping[str, Any], label: Label) -> LabelledCall:
+    """Return a call, which is a row of SCORED_CALLS_SQL, with its label."""
+    has_verdict = call_row["verdict"] != "cannot be told"
     return LabelledCall(
-        conversation=row["conversation"],
+        conversation_name=call_row["conversation"],
         rests_on_result=label.rests_on_result,
-        helps=row["verdict"] == "helps",
-        relative_gain=row["relative_gain"] if has_verdict else None,
+        is_judged_helpful=call_row["verdict"] == "helps",
+        relative_gain=call_row["relative_gain"] if has_verdict else None,
     )
 
 
-def kappa(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
+def compute_kappa(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
     """Compute Cohen's kappa, which says how much more two ratings agree than by chance.
 
     Returns:
-        1 if all labels and verdicts agree, 0 if they agree as often as by chance. Also 0 without labels, and if all
-        labels and verdicts are the same.
+        1 if each verdict agrees with its label, 0 if they agree as often as by chance. Also 0 without labels, and if
+        all labels and all verdicts are true, or all are false: then they agree, but would by chance too.
     """
     if not labels:
         return 0.0
-    by_chance = _compute_agreement_by_chance(labels, verdicts)
-    if by_chance >= 1:
+
+    agreement_by_chance = _compute_agreement_by_chance(labels, verdicts)
+    if agreement_by_chance >= 1:
         return 0.0
-    return (_compute_share_of_equal(labels, verdicts) - by_chance) / (1 - by_chance)
+
+    agreement = _compute_agreement_share(labels, verdicts)
+    return (agreement - agreement_by_chance) / (1 - agreement_by_chance)
 
 
-def _compute_share_of_equal(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
+def _compute_agreement_share(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
     """Return the share of calls on which label and verdict agree."""
-    return sum(label == verdict for label, verdict in zip(labels, verdicts, strict=True)) / len(labels)
+    agreement_count = sum(label == verdict for label, verdict in zip(labels, verdicts, strict=True))
+    return agreement_count / len(labels)
 
 
 def _compute_agreement_by_chance(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
-    """Return the share of calls on which they would agree if the verdicts were independent of the labels."""
+    """Return the share of calls on which both would agree if the verdicts were independent of the labels."""
     count = len(labels)
     both_true = sum(labels) * sum(verdicts)
     both_false = (count - sum(labels)) * (count - sum(verdicts))
     return (both_true + both_false) / count**2
 
 
-def auc_of(calls: Sequence[LabelledCall]) -> float:
+def compute_auc(calls: Sequence[LabelledCall]) -> float:
     """Compute the chance that a call whose label is true has a larger relative gain than one whose label is false.
 
-    Equal gains count half. If all labels are alike, the chance is 0.5.
+    This is the AUC, the area under the ROC curve: 1 if the gains tell the two kinds of calls apart, 0.5 if they say
+    nothing. Equal gains count half. If all labels are alike, the chance is 0.5.
     """
-    gains_of_true = [call.gain for call in calls if call.rests_on_result]
-    gains_of_false = [call.gain for call in calls if not call.rests_on_result]
+    gains_of_true = [call.relative_gain_or_zero for call in calls if call.rests_on_result]
+    gains_of_false = [call.relative_gain_or_zero for call in calls if not call.rests_on_result]
     if not gains_of_true or not gains_of_false:
         return 0.5
 
-    won_comparisons = sum(_count_below(gain, gains_of_false) for gain in gains_of_true)
-    return won_comparisons / (len(gains_of_true) * len(gains_of_false))
+    won_comparisons = sum(_count_smaller_gains(gain, gains_of_false) for gain in gains_of_true)
+    comparison_count = len(gains_of_true) * len(gains_of_false)
+    return won_comparisons / comparison_count
 
 
-def _count_below(gain: float, others: Sequence[float]) -> float:
+def _count_smaller_gains(gain: float, other_gains: Sequence[float]) -> float:
     """Return how many of the other gains are smaller; an equal one counts half."""
-    return sum((gain > other) + 0.5 * (gain == other) for other in others)
+    return sum((gain > other) + 0.5 * (gain == other) for other in other_gains)
 
 
 class _Interval(NamedTuple):
@@ -397,25 +422,34 @@ class _Interval(NamedTuple):
 
 
 def _estimate_auc_interval(calls: Sequence[LabelledCall]) -> _Interval:
-    """Return the 95 % interval of the AUC over bootstrap samples of conversations."""
-    groups = _group_by_conversation(calls)
-    chance = random.Random(1)
-    aucs = sorted(_compute_sample_auc(groups, chance) for _ in range(SAMPLES))
-    return _Interval(low=aucs[round(0.025 * SAMPLES)], high=aucs[round(0.975 * SAMPLES) - 1])
+    """Estimate the 95 % interval of the AUC by a bootstrap over conversations.
+
+    A bootstrap draws samples with replacement, and takes the spread of their AUCs. Whole conversations are drawn,
+    because the calls of one are alike. The random numbers are the same in every run.
+    """
+    calls_of_conversations = _group_calls_by_conversation(calls)
+    random_generator = random.Random(1)
+    aucs = sorted(_compute_sample_auc(calls_of_conversations, random_generator) for _ in range(BOOTSTRAP_SAMPLE_COUNT))
+
+    low_index = round(0.025 * BOOTSTRAP_SAMPLE_COUNT)
+    high_index = round(0.975 * BOOTSTRAP_SAMPLE_COUNT) - 1
+    return _Interval(low=aucs[low_index], high=aucs[high_index])
 
 
-def _compute_sample_auc(groups: Sequence[Sequence[LabelledCall]], chance: random.Random) -> float:
-    """Return the AUC of as many conversations as there are, drawn with replacement. groups: calls by conversation."""
-    sample = chance.choices(groups, k=len(groups))
-    return auc_of([call for group in sample for call in group])
+def _compute_sample_auc(
+    calls_of_conversations: Sequence[Sequence[LabelledCall]], random_generator: random.Random
+) -> float:
+    """Return the AUC of as many conversations as there are, drawn with replacement."""
+    drawn_conversations = random_generator.choices(calls_of_conversations, k=len(calls_of_conversations))
+    return compute_auc(list(chain.from_iterable(drawn_conversations)))
 
 
-def _group_by_conversation(calls: Sequence[LabelledCall]) -> list[list[LabelledCall]]:
+def _group_calls_by_conversation(calls: Sequence[LabelledCall]) -> list[list[LabelledCall]]:
     """Return the calls of each conversation, in the order of their names."""
-    groups: dict[str, list[LabelledCall]] = {}
+    calls_by_conversation: dict[str, list[LabelledCall]] = {}
     for call in calls:
-        groups.setdefault(call.conversation, []).append(call)
-    return [groups[name] for name in sorted(groups)]
+        calls_by_conversation.setdefault(call.conversation_name, []).append(call)
+    return [calls_by_conversation[name] for name in sorted(calls_by_conversation)]
 
 
 def choose_best_threshold(calls: Sequence[LabelledCall]) -> float:
@@ -425,13 +459,14 @@ def choose_best_threshold(calls: Sequence[LabelledCall]) -> float:
         The gain of one of the calls, chosen by Cohen's kappa. Of several equally good ones it is the lowest. 0 without
         calls.
     """
-    thresholds = sorted({call.gain for call in calls})
-    return max(thresholds, key=lambda threshold: _compute_kappa_at(threshold, calls), default=0.0)
+    thresholds = sorted({call.relative_gain_or_zero for call in calls})
+    return max(thresholds, key=lambda threshold: _compute_kappa_at_threshold(threshold, calls), default=0.0)
 
 
-def _is_in_first_half(conversation: str) -> bool:
+def _is_in_choosing_half(conversation_name: str) -> bool:
     """Return whether a hash puts a conversation into the half that chooses the threshold."""
-    return blake2b(conversation.encode(), digest_size=1).digest()[0] < 128
+    [hash_byte] = blake2b(conversation_name.encode(), digest_size=1).digest()
+    return hash_byte < 128
 
 
 def format_agreement_lines(agreement: Agreement) -> list[str]:
@@ -442,22 +477,23 @@ def format_agreement_lines(agreement: Agreement) -> list[str]:
 def _format_counts_line(agreement: Agreement) -> str:
     """Return a line that says how many labels there are, and how many were compared."""
     return (
-        f"{agreement.labels:,} labels: {agreement.unmatched:,} of no recorded call, {agreement.undecided:,} of calls "
-        f"that cannot be told, {agreement.compared:,} compared, of which {agreement.base_rate:.0%} rest on their result"
+        f"{agreement.label_count:,} labels: {agreement.unmatched_label_count:,} of no recorded call, "
+        f"{agreement.undecided_label_count:,} of calls that cannot be told, "
+        f"{agreement.compared_call_count:,} compared, of which {agreement.base_rate:.0%} rest on their result"
     )
 
 
 def _format_agreement_line(agreement: Agreement) -> str:
     """Return a line that says how verdicts and gains agree with the labels."""
     return (
-        f"verdict and label agree on {agreement.agree:.0%}, kappa {agreement.kappa:.2f}; AUC of the relative gain "
-        f"{agreement.auc:.2f} ({agreement.low:.2f}-{agreement.high:.2f})"
+        f"verdict and label agree on {agreement.agreement_share:.0%}, kappa {agreement.kappa:.2f}; "
+        f"AUC of the relative gain {agreement.auc:.2f} ({agreement.auc_low:.2f}-{agreement.auc_high:.2f})"
     )
 
 
 def _format_choice_line(agreement: Agreement) -> str:
     """Return a line that says which share the labels choose, and how it does on other calls."""
     return (
-        f"half of the conversations chooses --share {agreement.share:.3g}; on the other half ({agreement.tested:,} "
-        f"calls) kappa {agreement.tested_kappa:.2f}"
+        f"half of the conversations chooses --share {agreement.chosen_share:.3g}; "
+        f"on the other half ({agreement.tested_call_count:,} calls) kappa {agreement.tested_kappa:.2f}"
     )

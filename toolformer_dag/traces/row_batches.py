@@ -11,30 +11,35 @@ class RowBatch:
     """Rows that become a frame together, once there are enough of them.
 
     Attributes:
-        most_rows: the number of rows from which on it is full.
-        most_characters: the number of characters of their texts from which on it is full.
+        max_rows: the number of rows from which on it is full.
+        max_characters: the number of characters of their texts from which on it is full.
         rows: the rows so far, each a value by column.
-        characters: the number of characters of their texts so far.
+        character_count: the number of characters of their texts so far.
     """
 
-    most_rows: int
-    most_characters: int
+    max_rows: int
+    max_characters: int
     rows: list[dict[str, Any]] = field(default_factory=list)
-    characters: int = 0
+    character_count: int = 0
 
     @property
     def is_full(self) -> bool:
-        """Return whether the rows are enough for a frame."""
-        return len(self.rows) >= self.most_rows or self.characters >= self.most_characters
+        """Whether the rows are enough for a frame."""
+        return len(self.rows) >= self.max_rows or self.character_count >= self.max_characters
 
-    def add(self, row: dict[str, Any], text: str) -> None:
-        """Add a row. text: the long text of the row, whose characters are counted."""
+    def add_row(self, row: dict[str, Any], text: str) -> None:
+        """Add a row.
+
+        Args:
+            row: The row, a value by column.
+            text: The long text of the row, whose characters are counted.
+        """
         self.rows.append(row)
-        self.characters += len(text)
+        self.character_count += len(text)
 
-    def take(self, schema: pl.Schema) -> pl.DataFrame:
+    def take_frame(self, schema: pl.Schema) -> pl.DataFrame:
         """Return the rows as a frame with these columns, and begin anew without rows."""
         frame = pl.DataFrame(self.rows, schema=schema)
         self.rows = []
-        self.characters = 0
+        self.character_count = 0
         return frame

@@ -10,12 +10,12 @@ from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 
 
 def messages_as_json(messages: Sequence[RecordedMessage]) -> str:
-    """Return messages as JSON, which `messages_of` reads again; numbers keep all their digits."""
+    """Return messages as JSON, which `parse_messages` reads again. Numbers keep all their digits."""
     return json.dumps([_build_message_fields(message) for message in messages], ensure_ascii=False)
 
 
 def _build_message_fields(message: RecordedMessage) -> dict[str, Any]:
-    """Return the fields of a message by name, for JSON; only messages with thoughts have fields for these."""
+    """Return the fields of a message by name, for JSON. Only messages with thoughts have fields for these."""
     calls = [_build_call_fields(call) for call in message.calls]
     fields = {"role": message.role, "content": message.content, "place": message.place, "calls": calls}
     if not message.thoughts:
@@ -38,10 +38,10 @@ def _build_call_fields(call: RecordedCall) -> dict[str, Any]:
     }
 
 
-def messages_of(stored: str) -> tuple[RecordedMessage, ...]:
+def parse_messages(messages_json: str) -> tuple[RecordedMessage, ...]:
     """Read messages from JSON that `messages_as_json` wrote."""
     messages = []
-    for fields in json.loads(stored):
+    for fields in json.loads(messages_json):
         message = RecordedMessage(
             role=fields["role"],
             content=fields["content"],
@@ -55,7 +55,7 @@ def messages_of(stored: str) -> tuple[RecordedMessage, ...]:
 
 
 def _build_call(fields: Mapping[str, Any]) -> RecordedCall:
-    """Return the call with these fields; places, which JSON has made lists, become tuples again."""
+    """Return the call with these fields. Its places, which JSON has made lists, become tuples again."""
     places = {name: _to_hashable(fields[name]) for name in ("number", "place", "copies", "answered")}
     return RecordedCall(**{**fields, **places})
 
@@ -67,17 +67,19 @@ def _to_hashable(place: Any) -> Any:
     return tuple(_to_hashable(item) for item in place)
 
 
-def compute_conversation_digest(messages: Sequence[RecordedMessage], stored: str) -> str:
-    """Return the hash of a conversation by which its calls are known; thoughts do not count.
+def compute_conversation_digest(messages: Sequence[RecordedMessage], messages_json: str) -> str:
+    """Return the hash of a conversation by which its calls are known. Thoughts do not count.
 
-    stored: the messages as JSON.
+    Args:
+        messages: The messages of the conversation.
+        messages_json: The same messages as `messages_as_json` writes them.
     """
     if not any(message.thoughts for message in messages):
-        return text_digest(stored)
+        return compute_text_digest(messages_json)
     without_thoughts = [replace(message, thoughts="") for message in messages]
-    return text_digest(messages_as_json(without_thoughts))
+    return compute_text_digest(messages_as_json(without_thoughts))
 
 
-def text_digest(text: str) -> str:
+def compute_text_digest(text: str) -> str:
     """Return a hash of a text, 32 hexadecimal digits, the same on every machine and in every version."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -16,13 +16,13 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-CPU_SECONDS = 3
+MAX_CPU_SECONDS = 3
 """Processor time for all renderings of the trial; templates in use take a hundredth of a second."""
-MEMORY_MIB = 1024
+MAX_MEMORY_MIB = 1024
 """Memory for the renderings, above what Python and its modules take; limited on Linux only."""
-OUT_OF_MEMORY = 3
+OUT_OF_MEMORY_STATUS = 3
 """Exit status of the process if a rendering took too much memory."""
-BEGIN = """
+TRIAL_PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from toolformer_dag.traces.template_trial import main
@@ -31,38 +31,51 @@ main()
 """The Python code of the process that renders; its argument is this process's `sys.path`, as JSON."""
 
 
-def find_template_fault(template: str, turns: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
-    """Return why a template must not be used, as "it takes more than ... of memory"; None if it keeps the limits.
+def find_template_fault(
+    template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+) -> str | None:
+    """Find out whether a chat template takes too long or too much memory.
 
     The template is rendered in another process, over each beginning of a conversation. An error that the template
     raises is no fault: the rendering has ended.
 
     Args:
-        template: the Jinja template.
-        turns: the conversation, as dicts that chat templates get.
-        variables: what else the template may read, such as the special tokens.
+        template: The Jinja template.
+        messages: The conversation, as dicts that chat templates get.
+        variables: What else the template may read, such as the special tokens.
+
+    Returns:
+        Why the template must not be used, such as "it takes more than ... of memory". None if it keeps the limits.
     """
-    return _run_trial(json.dumps({"template": template, "turns": list(turns), "variables": dict(variables)}))
+    trial = {"template": template, "turns": list(messages), "variables": dict(variables)}
+    return _run_trial(json.dumps(trial))
 
 
 @cache
-def _run_trial(trial: str) -> str | None:
-    """Return the fault of a template over a conversation, None without one. trial: the input of `main`, as JSON."""
-    command = [sys.executable, "-c", BEGIN, json.dumps(sys.path)]
-    child = subprocess.run(command, input=trial, capture_output=True, encoding="utf-8", errors="replace")
-    return _explain_fault(child)
+def _run_trial(trial_json: str) -> str | None:
+    """Return why a template must not be used for a conversation, or None if it keeps the limits.
+
+    The answer is cached, because a process takes a while.
+
+    Args:
+        trial_json: Template and conversation, as the input of `main`.
+    """
+    command = [sys.executable, "-c", TRIAL_PROGRAM, json.dumps(sys.path)]
+    ended_process = subprocess.run(command, input=trial_json, capture_output=True, encoding="utf-8", errors="replace")
+    return _explain_fault(ended_process)
 
 
-def _explain_fault(child: "subprocess.CompletedProcess[str]") -> str | None:
-    """Return the fault of a template by how the process that tried it ended; None if it ended well."""
-    status = child.returncode
+def _explain_fault(ended_process: "subprocess.CompletedProcess[str]") -> str | None:
+    """Say why a template must not be used, by how the process that tried it ended. None if it ended well."""
+    status = ended_process.returncode
     if status == 0:
         return None
     if status == -signal.SIGXCPU:
-        return f"it does not end a short conversation within {CPU_SECONDS} seconds of processor time"
-    if status == OUT_OF_MEMORY:
-        return f"it takes more than {MEMORY_MIB} MiB of memory for a short conversation"
-    last_line = child.stderr.strip().rpartition("\n")[2]
+        return f"it does not end a short conversation within {MAX_CPU_SECONDS} seconds of processor time"
+    if status == OUT_OF_MEMORY_STATUS:
+        return f"it takes more than {MAX_MEMORY_MIB} MiB of memory for a short conversation"
+
+    last_line = ended_process.stderr.strip().rpartition("\n")[2]
     return f"the process that tries it ended with status {status}: {last_line}"
 
 
@@ -70,27 +83,29 @@ def main() -> None:
     """Try a template, as the main function of a process: only how the process ends counts, not what is rendered.
 
     Template and conversation are read as JSON from the standard input. Each beginning of the conversation is rendered,
-    with and without the beginning of a next answer. Exits with OUT_OF_MEMORY if a rendering takes too much memory; for
-    too much processor time the kernel ends the process.
+    with and without the beginning of a next answer. The process exits with OUT_OF_MEMORY_STATUS if a rendering takes
+    too much memory. If it takes too much processor time, the kernel ends the process.
     """
     # Imported only here, where it is needed, and before `_limit_resources`: what an import takes must not count.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     trial = json.load(sys.stdin)
-    turns: list[dict[str, Any]] = trial["turns"]
+    messages: list[dict[str, Any]] = trial["turns"]
     render = partial(render_jinja_template, chat_template=trial["template"], **trial["variables"])
+
     _limit_resources()
-    for count in range(1, len(turns) + 1):
+    for message_count in range(1, len(messages) + 1):
+        first_messages = messages[:message_count]
         for generation_prompt in (False, True):
-            _try_to_render(partial(render, [turns[:count]], add_generation_prompt=generation_prompt))
+            _try_to_render(partial(render, [first_messages], add_generation_prompt=generation_prompt))
 
 
 def _try_to_render(render: Callable[[], object]) -> None:
-    """Render a conversation, and ignore errors of the template; exit with OUT_OF_MEMORY if memory runs out."""
+    """Render a conversation, and ignore errors of the template; exit with OUT_OF_MEMORY_STATUS if memory runs out."""
     try:
         render()
     except MemoryError:
-        sys.exit(OUT_OF_MEMORY)
+        sys.exit(OUT_OF_MEMORY_STATUS)
     except Exception:  # noqa: BLE001 - templates raise what they like, and have ended then
         return
 
@@ -102,24 +117,26 @@ def _limit_resources() -> None:
 
 
 def _limit_processor_time() -> None:
-    """Let the kernel end this process with SIGXCPU after CPU_SECONDS more of processor time."""
+    """Let the kernel end this process with SIGXCPU after MAX_CPU_SECONDS more of processor time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds_so_far = usage.ru_utime + usage.ru_stime
-    _lower_limit(resource.RLIMIT_CPU, ceil(seconds_so_far) + CPU_SECONDS)
+    _lower_limit(resource.RLIMIT_CPU, ceil(seconds_so_far) + MAX_CPU_SECONDS)
     _lower_limit(resource.RLIMIT_CORE, 0)  # the kernel writes no file when it ends this process
 
 
 def _limit_memory() -> None:
-    """Let this process raise MemoryError when it takes MEMORY_MIB more than now; does nothing outside of Linux."""
-    sizes = Path("/proc/self/statm")
-    if sizes.exists():
-        pages_so_far = int(sizes.read_text().split()[0])
-        _lower_limit(resource.RLIMIT_AS, pages_so_far * resource.getpagesize() + (MEMORY_MIB << 20))
+    """Let this process raise MemoryError when it takes MAX_MEMORY_MIB more than now. Outside of Linux do nothing."""
+    sizes_file = Path("/proc/self/statm")  # it begins with the pages of memory that this process has
+    if not sizes_file.exists():
+        return
+    page_count = int(sizes_file.read_text().split()[0])
+    bytes_so_far = page_count * resource.getpagesize()
+    _lower_limit(resource.RLIMIT_AS, bytes_so_far + (MAX_MEMORY_MIB << 20))
 
 
-def _lower_limit(limit: int, most: int) -> None:
-    """Lower a limit of this process (a constant resource.RLIMIT_...) to `most`, unless it is lower already."""
-    _, hard = resource.getrlimit(limit)
-    if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-    resource.setrlimit(limit, (most, hard))
+def _lower_limit(limit_id: int, max_value: int) -> None:
+    """Lower a limit of this process (a constant resource.RLIMIT_...) to `max_value`, unless it is lower already."""
+    _, hard_limit = resource.getrlimit(limit_id)
+    if hard_limit != resource.RLIM_INFINITY:
+        max_value = min(max_value, hard_limit)
+    resource.setrlimit(limit_id, (max_value, hard_limit))

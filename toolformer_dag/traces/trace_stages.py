@@ -13,16 +13,20 @@ STAGES: tuple[Stage, ...] = (
     call_losses.STAGE,
 )
 """The stages; those that compute losses come last."""
-SHOWN = tuple(chain.from_iterable((f"{stage.group}/{stage.name}", *stage.beside) for stage in STAGES))
+SHOWN_TABLE_NAMES = tuple(
+    chain.from_iterable((f"{stage.group}/{stage.name}", *stage.sibling_table_names) for stage in STAGES)
+)
 """The tables of the lake from which the file of `judge` is built: those of the stages, and those beside them."""
 
 
-def trace_tables(plan: Plan) -> list[TableOutput]:
-    """Return a table per stage of STAGES; [] if the settings name no conversations, or for the plan of a later round.
+def build_trace_tables(plan: Plan) -> list[TableOutput]:
+    """Return a table for each stage of recorded conversations.
 
-    Only the first round of a run judges conversations.
+    Returns:
+        The tables, each after the tables that it reads. Empty if the settings name no conversations, or for the plan
+        of a later round: only the first round of a run judges conversations.
     """
-    is_later_round = plan.start is not None
+    is_later_round = plan.previous_plan is not None
     if not plan.settings.traces.source or is_later_round:
         return []
     return [TableOutput(stage, plan) for stage in STAGES]

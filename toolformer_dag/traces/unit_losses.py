@@ -17,28 +17,28 @@ import polars as pl
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import (
     Chunk,
-    Claimed,
+    ClaimedKeys,
     Column,
     PartRows,
     Planned,
-    Rejected,
+    RejectionCounts,
     TableOutput,
     Work,
-    count_by_reason,
+    count_rejected_rows,
 )
-from toolformer_dag.computing.stored_rows import choose_chunk_size, claim
+from toolformer_dag.computing.stored_rows import choose_chunk_size, claim_keys
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.traces.judge import LOSSES, Judge, JudgedUnit, load_variant_writer, losses_identity
-from toolformer_dag.traces.units import EMPTY, NONE, OWN, UnitToJudge
+from toolformer_dag.settings.setting_types import select_determining_settings
+from toolformer_dag.traces.judge import LOSSES_SCHEMA, Judge, JudgedUnit, build_losses_identity, load_variant_writer
+from toolformer_dag.traces.units import EMPTY_UNIT_VARIANT, NO_UNIT_VARIANT, RECORDED_VARIANT, UnitToJudge
 from toolformer_dag.traces.variants import VariantWriter
-from toolformer_dag.traces.windows import WINDOWS
+from toolformer_dag.traces.windows import WINDOWS_BY_NAME
 
-READING = 2
+READING_VERSION = 2
 """Raised when the same conversation would be read as other tokens, or another overlap would be counted."""
-MEASURED = {
+MEASURED_COLUMNS = {
     "not_judged": Column(pl.String(), "why there are no losses; null for most"),
     "tokens": Column(pl.Int32(), "weighted tokens"),
     "loss_none": Column(pl.Float64(), "loss of the weighted tokens had the call never been made, nats per token"),
@@ -49,96 +49,116 @@ MEASURED = {
     "swapped_overlaps": Column(pl.List(pl.Float64()), "the overlap with each of the exchanged results"),
 }
 """The columns with what is measured of a unit, in the words of calls."""
-JUDGED = pl.Schema({"key": pl.String(), **{name: column.dtype for name, column in MEASURED.items()}})
+MEASURED_SCHEMA = pl.Schema({"key": pl.String(), **{name: column.dtype for name, column in MEASURED_COLUMNS.items()}})
 """The columns of the stored measurements."""
-LONGEST_CHUNK = 1_000
+MAX_CHUNK_UNITS = 1_000
 """The maximum number of units of a chunk that goes on to the end of a conversation."""
-LOOKED_UP = 20_000
+MAX_UNITS_PER_LOOKUP = 20_000
 """How many units are looked up in the row store at once."""
 
 
 class JudgedStores(NamedTuple):
     """The row stores of the plan's judge.
 
-    - `units`: what was measured of units, a row for each `key`
-    - `losses`: single losses, a row for each digest of tokens
+    Attributes:
+        unit_store: what was measured of units, a row for each `key`.
+        loss_store: single losses, a row for each digest of tokens.
     """
 
-    units: RowStore
-    losses: RowStore
+    unit_store: RowStore
+    loss_store: RowStore
 
 
 class UnitChunk(NamedTuple):
     """Units of a shard that a worker judges at once.
 
-    - `shard`: the name of the shard
-    - `units`: a frame with a row per unit: `row`, its number among the units of the shard, and what `keys` yields
+    Attributes:
+        shard: the name of the shard.
+        units: a frame with a row per unit. It has at least the columns `row`, the number of the unit in its shard, and
+            `key`, under which its measurements are stored.
     """
 
     shard: str
     units: pl.DataFrame
 
 
-def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the losses of a unit: judge, reading, settings but `swaps`, weights of the window."""
-    judge = losses_identity(plan.identity_of("judge"))
-    window = WINDOWS[plan.settings.traces.window]
-    weights = {"window_weights": list(window.weights)} if window.weights else {}
-    return {**judge, "reading": READING, **determining(plan.settings.traces, but=("swaps",)), **weights}
+def collect_settings(plan: Plan, lane: None) -> Mapping[str, Any]:
+    """Return what determines the losses of a unit: of a recorded call, whose effect on later words is measured.
+
+    That is the judge (a language model), how conversations are read, the settings of recorded conversations except
+    `swaps`, and the weights of the tokens after the unit if these are fixed.
+
+    Args:
+        plan: The plan with the settings.
+        lane: None, because recorded calls belong to no lane (a tool with its settings).
+    """
+    judge_identity = build_losses_identity(plan.get_model_identity("judge"))
+    window = WINDOWS_BY_NAME[plan.settings.traces.window]
+    fixed_weights = {"window_weights": list(window.fixed_weights)} if window.fixed_weights else {}
+    return {
+        **judge_identity,
+        "reading": READING_VERSION,
+        **select_determining_settings(plan.settings.traces, excluded_keys=("swaps",)),
+        **fixed_weights,
+    }
 
 
-def loss_stores(worker: Worker) -> JudgedStores:
+def open_judged_stores(worker: Worker) -> JudgedStores:
     """Open the two row stores of the plan's judge. They also hold the losses that earlier releases stored there."""
-    identity = losses_identity(worker.plan.identity_of("judge"))
+    unit_settings = collect_settings(worker.plan, None)
+    losses_identity = build_losses_identity(worker.plan.get_model_identity("judge"))
     return JudgedStores(
-        units=worker.rows("traces/judged_calls", settings(worker.plan, None), ["key"], JUDGED),
-        losses=worker.rows("traces/losses", identity, ["digest"], LOSSES),
+        unit_store=worker.open_row_store("traces/judged_calls", unit_settings, ["key"], MEASURED_SCHEMA),
+        loss_store=worker.open_row_store("traces/losses", losses_identity, ["digest"], LOSSES_SCHEMA),
     )
 
 
 @dataclass(frozen=True)
 class UnitLosses:
-    """How a stage computes the losses of its units; the methods are what its `ByChunk` takes.
+    """How a stage computes the losses of its units, such as calls. The methods are what its `ByChunk` takes.
 
-    - `keys`: yields the units of a shard in frames: the columns of the stage that are not measured, of which one is
-      `conversation`, and the `key` of each unit
-    - `read`: reads the units of a chunk with their conversations. Raises StorageError if another run has replaced them
+    Attributes:
+        iter_units: a function that yields the units of a shard in frames: the columns of the stage that are not
+            measured, of which one is `conversation`, and the `key` of each unit.
+        read_units: a function that reads the units of a chunk with their conversations. It raises StorageError if
+            another run has replaced them.
     """
 
-    keys: Callable[[TableOutput, str], Iterator[pl.DataFrame]]
-    read: Callable[[Plan, UnitChunk], Sequence[UnitToJudge]]
+    iter_units: Callable[[TableOutput, str], Iterator[pl.DataFrame]]
+    read_units: Callable[[Plan, UnitChunk], Sequence[UnitToJudge]]
 
-    def chunks(self, worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
+    def plan_part(self, worker: Worker, output: TableOutput, shard: str, claimed_keys: ClaimedKeys) -> Planned:
         """Plan which units of a shard, such as calls, still have to be judged.
 
         Args:
             worker: Gives access to the stored measurements.
             output: The table to be computed.
             shard: The name of the shard.
-            claimed: For each row store, the keys that earlier shards of this run are judging. They are not planned
+            claimed_keys: For each row store, the keys that earlier shards of this run are judging. They are not planned
                 again. The keys that are planned here are added.
 
         Returns:
             The units in chunks, each key once, and the counts of units to judge and of other units.
         """
         units = self._collect_units_of_shard(output, shard)
-        stored_units = loss_stores(worker).units
-        units_to_judge = _claim_units_to_judge(units, stored_units, claimed)  # adds their keys to `claimed`
+        stored_units = open_judged_stores(worker).unit_store
+        units_to_judge = _claim_units_to_judge(units, stored_units, claimed_keys)  # adds keys to `claimed_keys`
 
         work = Work(
-            computed=Counter(judged=units_to_judge.height),
-            reused=Counter(judged=units.height - units_to_judge.height),
+            computed_rows_by_kind=Counter(judged=units_to_judge.height),
+            reused_rows_by_kind=Counter(judged=units.height - units_to_judge.height),
         )
         unit_chunks = _iter_unit_chunks(units_to_judge, shard, choose_chunk_size(output.plan.settings))
-        chunks = [Chunk(units=chunk.units.height, payload=chunk) for chunk in unit_chunks]
+        chunks = [Chunk(unit_count=chunk.units.height, payload=chunk) for chunk in unit_chunks]
         return Planned(chunks, work)
 
     def _collect_units_of_shard(self, output: TableOutput, shard: str) -> pl.DataFrame:
-        """Return the units of a shard as `keys` yields them, each with the number of its `row`, counted from 0."""
-        no_units = pl.DataFrame(schema={"conversation": pl.String(), "key": pl.String()})
-        return pl.concat([no_units, *self.keys(output, shard)], how="diagonal").with_row_index("row")
+        """Return the units of a shard as `iter_units` yields them, each with the number of its `row`, from 0 on."""
+        no_units = pl.DataFrame(schema={"conversation": pl.String(), "key": pl.String()})  # for a shard without units
+        units = pl.concat([no_units, *self.iter_units(output, shard)], how="diagonal")
+        return units.with_row_index("row")
 
-    def compute(self, worker: Worker, output: TableOutput, chunk: UnitChunk) -> Work:
+    def compute_chunk(self, worker: Worker, output: TableOutput, chunk: UnitChunk) -> Work:
         """Judge the units of a chunk, such as calls, and store what was measured of them.
 
         The judge stores single losses while it works, so that a killed process loses few of them. What was measured of
@@ -147,78 +167,81 @@ class UnitLosses:
         Returns:
             How much was computed and how much was reused.
         """
-        stores = loss_stores(worker)
-        judge = _build_judge(worker, stores.losses)
-        judged_units = judge.judged(self.read(output.plan, chunk))  # an iterator: they are judged in the next line
-        stores.units.append(_build_measured_frame(chunk.units["key"], judged_units))
+        stores = open_judged_stores(worker)
+        judge = _build_judge(worker, stores.loss_store)
+        judged_units = judge.iter_judged_units(self.read_units(output.plan, chunk))  # they are judged in the next line
+        stores.unit_store.append_rows(_build_measured_frame(chunk.units["key"], judged_units))
         return _build_work(judge)  # what the judge has counted meanwhile
 
-    def rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
-        """Return the rows of every unit of a shard. Rejections count units by the reason why they were not judged."""
-        stores = loss_stores(worker)
-        rejected: Rejected = Counter()
-        return PartRows(
-            self._iter_frames(output, stores.units, shard, rejected), rejected, [store.name for store in stores]
-        )
+    def make_rows(self, worker: Worker, output: TableOutput, shard: str) -> PartRows:
+        """Return a row for every unit of a shard. Rejections count units by the reason why they were not judged."""
+        stores = open_judged_stores(worker)
+        rejection_counts: RejectionCounts = Counter()  # it grows while the frames are taken
+        frames = self._iter_frames(output, stores.unit_store, shard, rejection_counts)
+        return PartRows(frames, rejection_counts, [store.name for store in stores])
 
     def _iter_frames(
-        self, output: TableOutput, store: RowStore, shard: str, rejected: Rejected
+        self, output: TableOutput, unit_store: RowStore, shard: str, rejection_counts: RejectionCounts
     ) -> Iterator[pl.DataFrame]:
         """Read the units of a shard, such as calls, with what was measured of them.
 
         Args:
             output: The table to be computed.
-            store: The row store with the measurements.
+            unit_store: The row store with the measurements.
             shard: The name of the shard.
-            rejected: Counts by reason the units that were not judged. It is complete when all frames were yielded.
+            rejection_counts: Counts by reason the units that were not judged. It is complete when all frames were
+                yielded.
 
         Yields:
-            Tables with the columns of the stage and at most LOOKED_UP units.
+            Tables with the columns of the stage and at most MAX_UNITS_PER_LOOKUP units.
 
         Raises:
             StorageError: The row store lacks a unit.
         """
-        for frame in self.keys(output, shard):
-            for units in frame.iter_slices(LOOKED_UP):
-                measured_units = _join_measurements(units, store)
-                rejected.update(count_by_reason(measured_units, "not_judged"))
+        for frame in self.iter_units(output, shard):
+            for units in frame.iter_slices(MAX_UNITS_PER_LOOKUP):
+                measured_units = _join_measurements(units, unit_store)
+                rejection_counts.update(count_rejected_rows(measured_units, "not_judged"))
                 yield measured_units.select(output.stage.schema.names())
 
 
-def _claim_units_to_judge(units: pl.DataFrame, store: RowStore, claimed: Claimed) -> pl.DataFrame:
+def _claim_units_to_judge(units: pl.DataFrame, unit_store: RowStore, claimed_keys: ClaimedKeys) -> pl.DataFrame:
     """Select the units that are neither stored nor judged by an earlier shard of this run, one for each key.
 
     Args:
         units: The units, with the columns `row` and `key`.
-        store: The row store with the measurements.
-        claimed: For each row store, the keys that earlier shards are judging. The keys of the selected units are added.
+        unit_store: The row store with the measurements.
+        claimed_keys: For each row store, the keys that earlier shards are judging. The keys of the selected units are
+            added.
     """
-    missing_keys = claim(claimed, store.name, store.missing(units))
+    missing_keys = unit_store.find_missing_keys(units)
+    keys_to_judge = claim_keys(claimed_keys, unit_store.name, missing_keys)
+
     distinct_units = units.unique("key", keep="first", maintain_order=True)
-    return distinct_units.join(missing_keys, on="key", how="semi").sort("row")
+    return distinct_units.join(keys_to_judge, on="key", how="semi").sort("row")
 
 
-def _iter_unit_chunks(units: pl.DataFrame, shard: str, size: int) -> Iterator[UnitChunk]:
+def _iter_unit_chunks(units: pl.DataFrame, shard: str, min_chunk_units: int) -> Iterator[UnitChunk]:
     """Cut the units of a shard into chunks, and keep units of one conversation together where possible.
 
     A chunk goes on to the end of its last conversation, so that no two chunks read the conversation, but not above
-    LONGEST_CHUNK units, unless `size` is larger.
+    MAX_CHUNK_UNITS units, unless `min_chunk_units` is larger.
 
     Example:
-        With size 3, units of the conversations a a b b b c are cut into a a b b b and c.
+        With at least 3 units in a chunk, units of the conversations a a b b b c are cut into a a b b b and c.
 
     Args:
         units: The units, with the columns `row`, `conversation` and `key`.
         shard: The name of the shard.
-        size: The least number of units in a chunk. Only the last chunk may have fewer.
+        min_chunk_units: The least number of units in a chunk. Only the last chunk may have fewer.
     """
     # The index after the last unit of each conversation, ascending: 2, 5 and 6 for a a b b b c.
     conversation_ends = _list_conversation_ends(units["conversation"].to_list())
 
     first = 0
     while first < units.height:
-        earliest_end = min(first + size, units.height)
-        latest_end = first + max(size, LONGEST_CHUNK)
+        earliest_end = min(first + min_chunk_units, units.height)
+        latest_end = first + max(min_chunk_units, MAX_CHUNK_UNITS)
         end_of_last_conversation = conversation_ends[bisect_left(conversation_ends, earliest_end)]
         end = min(end_of_last_conversation, latest_end)
 
@@ -226,30 +249,38 @@ def _iter_unit_chunks(units: pl.DataFrame, shard: str, size: int) -> Iterator[Un
         first = end
 
 
-def _list_conversation_ends(conversations: Sequence[str]) -> list[int]:
+def _list_conversation_ends(conversation_names: Sequence[str]) -> list[int]:
     """Return the index after the last unit of each conversation, as [2, 5, 6] for a a b b b c."""
     ends = []
-    for number, conversation in enumerate(conversations, 1):
-        is_last = number == len(conversations)
-        if is_last or conversations[number] != conversation:
-            ends.append(number)
+    for next_index, conversation_name in enumerate(conversation_names, 1):
+        is_last_unit = next_index == len(conversation_names)
+        if is_last_unit or conversation_names[next_index] != conversation_name:
+            ends.append(next_index)
     return ends
 
 
-def _build_judge(worker: Worker, losses: RowStore) -> Judge:
-    """Return the judge of the plan, which stores single losses; its model is loaded for the first one that is new."""
-    load_model = partial(worker.engine, "judge")
-    return Judge(worker.plan.settings, losses, load=load_model, writer=_get_variant_writer(worker))
+def _build_judge(worker: Worker, loss_store: RowStore) -> Judge:
+    """Return the judge of the plan, which stores single losses. Its model is loaded for the first loss that is new."""
+    return Judge(
+        worker.plan.settings,
+        loss_store,
+        load_engine_function=partial(worker.get_engine, "judge"),
+        variant_writer=_get_variant_writer(worker),
+    )
 
 
 def _build_work(judge: Judge) -> Work:
     """Return how many tokens and losses a judge computed, how many losses it reused, and what ran its model."""
-    computed = judge.counts["computed"]
+    computed_count = judge.loss_counts["computed"]
+    backend_identities: frozenset[str] = frozenset()
+    if computed_count > 0:  # without this condition the model would be loaded for nothing
+        backend_identities = frozenset({judge.engine.backend.identity})
+
     return Work(
-        tokens=judge.tokens,
-        computed=Counter(losses=computed),
-        reused=Counter(losses=judge.counts["reused"]),
-        backends=frozenset({judge.engine.backend.identity}) if computed else frozenset(),
+        tokens_by_kind=judge.token_counts,
+        computed_rows_by_kind=Counter(losses=computed_count),
+        reused_rows_by_kind=Counter(losses=judge.loss_counts["reused"]),
+        backend_identities=backend_identities,
     )
 
 
@@ -259,38 +290,47 @@ def _get_variant_writer(worker: Worker) -> VariantWriter:
     return load_variant_writer(worker.plan.settings)
 
 
-def _build_measured_frame(keys: Iterable[str], units: Iterable[JudgedUnit]) -> pl.DataFrame:
+def _build_measured_frame(keys: Iterable[str], judged_units: Iterable[JudgedUnit]) -> pl.DataFrame:
     """Return a frame with the key of each unit and what was measured of it."""
-    rows = [{"key": key, **_build_measured_row(unit)} for key, unit in zip(keys, units, strict=True)]
-    return pl.DataFrame(rows, schema=JUDGED)
+    rows = []
+    for key, judged_unit in zip(keys, judged_units, strict=True):
+        rows.append({"key": key, **_build_measured_row(judged_unit)})
+    return pl.DataFrame(rows, schema=MEASURED_SCHEMA)
 
 
-def _build_measured_row(unit: JudgedUnit) -> dict[str, Any]:
-    """Convert what was measured of a unit, such as a call, to a row with the columns of MEASURED.
+def _build_measured_row(judged_unit: JudgedUnit) -> dict[str, Any]:
+    """Convert what was measured of a unit, such as a call, to a row with the columns MEASURED_COLUMNS.
 
     If the unit could not be judged, its losses are None, and its lists are empty.
     """
-    own_overlap = None
+    recorded_overlap = None
     swapped_overlaps: list[float] = []
-    if unit.overlap:  # first of the unit's own text, then of each text that was read in its place
-        own_overlap, *swapped_overlaps = unit.overlap
+    if judged_unit.overlaps:  # first of the recorded text, then of each text that was read in its place
+        recorded_overlap, *swapped_overlaps = judged_unit.overlaps
 
+    loss_by_variant = judged_unit.loss_by_variant
     return {
-        "not_judged": unit.reason,
-        "tokens": unit.tokens,
-        "loss_none": unit.losses.get(NONE),  # as if the call was never made
-        "loss_empty": unit.losses.get(EMPTY),  # with an empty result
-        "loss_result": unit.losses.get(OWN),  # as it was recorded
-        "overlap": own_overlap,
-        "swapped_losses": unit.swapped_losses,
+        "not_judged": judged_unit.reason_not_judged,
+        "tokens": judged_unit.weighted_token_count,
+        "loss_none": loss_by_variant.get(NO_UNIT_VARIANT),  # as if the call was never made
+        "loss_empty": loss_by_variant.get(EMPTY_UNIT_VARIANT),  # with an empty result
+        "loss_result": loss_by_variant.get(RECORDED_VARIANT),  # as it was recorded
+        "overlap": recorded_overlap,
+        "swapped_losses": judged_unit.other_text_losses,
         "swapped_overlaps": swapped_overlaps,
     }
 
 
-def _join_measurements(units: pl.DataFrame, store: RowStore) -> pl.DataFrame:
-    """Return units with the columns of MEASURED, looked up by `key`. Raises StorageError if the store lacks a unit."""
-    measured = units.join(store.stored(units), on="key", how="left", maintain_order="left")
-    lacking = measured["tokens"].null_count()  # every stored row has tokens
-    if lacking:
-        raise StorageError(f"{lacking} judged calls were damaged while they were read; run again")
-    return measured
+def _join_measurements(units: pl.DataFrame, unit_store: RowStore) -> pl.DataFrame:
+    """Add to units, such as judged calls, what was measured of them (MEASURED_COLUMNS), looked up by `key`.
+
+    Raises:
+        StorageError: The row store lacks a unit. It was stored before, so it must have been damaged since.
+    """
+    stored_rows = unit_store.read_stored_rows(units)
+    measured_units = units.join(stored_rows, on="key", how="left", maintain_order="left")
+
+    lacking_count = measured_units["tokens"].null_count()  # every stored row has tokens
+    if lacking_count > 0:
+        raise StorageError(f"{lacking_count} judged calls were damaged while they were read; run again")
+    return measured_units

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, with_result, without_call
-from toolformer_dag.traces.stored_messages import text_digest
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, remove_call, replace_result
+from toolformer_dag.traces.stored_messages import compute_text_digest
 
-NONE = "none"
+NO_UNIT_VARIANT = "none"
 """The variant of a conversation without the unit, as if the call was never made."""
-EMPTY = "empty"
+EMPTY_UNIT_VARIANT = "empty"
 """The variant with the unit and no text in it, as a call with an empty result."""
-OWN = "own"
+RECORDED_VARIANT = "own"
 """The variant with the unit as it was recorded. Variants with other texts in its place are named "0", "1", ..."""
 
 
@@ -29,29 +29,40 @@ class UnitToJudge(Protocol):
         ...
 
     @property
-    def message(self) -> int:
+    def message_index(self) -> int:
         """The number of the message with the unit."""
         ...
 
     @property
-    def following(self) -> range:
-        """The numbers of the messages whose words it may help, if they are of the assistant; all after `message`."""
+    def following_message_indexes(self) -> range:
+        """The numbers of all messages after the one with the unit; it may help those of the assistant."""
         ...
 
     @property
-    def texts(self) -> Sequence[str]:
-        """Its text, as the result of a call, then each text that it is held against."""
+    def own_and_other_texts(self) -> Sequence[str]:
+        """Its text, such as the result of a call, then each text that it is compared with."""
         ...
 
     @property
-    def not_judged(self) -> str | None:
+    def reason_not_judged(self) -> str | None:
         """The reason why there is nothing to judge, whatever the model; None for most units."""
         ...
 
-    def replacements(self, message: RecordedMessage, cut: Callable[[str], str]) -> dict[str, Sequence[RecordedMessage]]:
-        """Return, by the name of each variant but OWN, the messages in place of the message with the unit.
+    def build_replacements(
+        self, unit_message: RecordedMessage, cut_text: Callable[[str], str]
+    ) -> dict[str, Sequence[RecordedMessage]]:
+        """Write the message with the unit in other ways.
 
-        message: that message, with long results cut. cut: cuts another text as long.
+        A variant is a text under which the judge reads the conversation: without the unit, as it was recorded, or with
+        another text in the unit's place.
+
+        Args:
+            unit_message: The message with the unit, its long results shortened.
+            cut_text: Shortens another text in the same way.
+
+        Returns:
+            By the name of each variant but "own" (as recorded), the messages in place of `unit_message`. For a call
+            they are {"empty": [the message with an empty result], "0": [the message with another result], "none": []}.
         """
         ...
 
@@ -59,8 +70,8 @@ class UnitToJudge(Protocol):
 class CallPosition(NamedTuple):
     """The position of a call in a conversation: the numbers of its message, and of the call in that message."""
 
-    message: int
-    call: int
+    message_index: int
+    call_index: int
 
 
 def iter_call_positions(messages: Sequence[RecordedMessage]) -> Iterator[CallPosition]:
@@ -74,68 +85,79 @@ def iter_call_positions(messages: Sequence[RecordedMessage]) -> Iterator[CallPos
 
 @dataclass(frozen=True, slots=True)
 class CallToJudge:
-    """A recorded call as a unit: its result is held against no call, an empty result, and other results.
+    """A recorded call as a unit: its result is compared with no call, an empty result, and other results.
 
-    - `messages`: the conversation
-    - `message`: the number of the message with the call
-    - `index`: the number of the call in that message
-    - `other_results`: results of other calls; each is read in place of its own, one after another
+    Attributes:
+        messages: the conversation.
+        message_index: the number of the message with the call.
+        call_index: the number of the call in that message.
+        other_results: results of other calls; each is read in place of its own, one after another.
     """
 
     messages: tuple[RecordedMessage, ...]
-    message: int
-    index: int
+    message_index: int
+    call_index: int
     other_results: tuple[str, ...] = ()
 
     @property
     def call(self) -> RecordedCall:
         """The recorded call."""
-        return self.messages[self.message].calls[self.index]
+        return self.messages[self.message_index].calls[self.call_index]
 
     @property
-    def following(self) -> range:
-        """The numbers of all messages after that with the call."""
-        return range(self.message + 1, len(self.messages))
+    def following_message_indexes(self) -> range:
+        """The numbers of all messages after the one with the call."""
+        return range(self.message_index + 1, len(self.messages))
 
     @property
-    def texts(self) -> Sequence[str]:
+    def own_and_other_texts(self) -> Sequence[str]:
         """The recorded result, then the other results."""
         return [self.call.result or "", *self.other_results]
 
     @property
-    def not_judged(self) -> str | None:
-        """The reason no_result for a call without a result; else None."""
+    def reason_not_judged(self) -> str | None:
+        """The reason "no_result" for a call without a result, None for any other."""
         return "no_result" if self.call.result is None else None
 
-    def replacements(self, message: RecordedMessage, cut: Callable[[str], str]) -> dict[str, Sequence[RecordedMessage]]:
+    def build_replacements(
+        self, unit_message: RecordedMessage, cut_text: Callable[[str], str]
+    ) -> dict[str, Sequence[RecordedMessage]]:
         """Write the message with the call in other ways, one for each variant of the conversation but the recorded one.
 
         Args:
-            message: The message with the call, its long results shortened.
-            cut: Shortens a result.
+            unit_message: The message with the call, its long results shortened.
+            cut_text: Shortens a result.
 
         Returns:
             By the name of the variant, the messages to put in place of the message:
 
-            - EMPTY: the message with an empty result of the call
+            - "empty": the message with an empty result of the call
             - "0", "1", ...: the message with each of the other results
-            - NONE: the message without the call; no message if it says nothing else and has no other call
+            - "none": the message without the call; no message if it says nothing else and has no other call
         """
         replacements: dict[str, Sequence[RecordedMessage]] = {}
-        replacements[EMPTY] = with_result([message], number=0, index=self.index, result="")
+        replacements[EMPTY_UNIT_VARIANT] = replace_result(
+            [unit_message], message_index=0, call_index=self.call_index, new_result=""
+        )
 
         for variant_number, other_result in enumerate(self.other_results):
-            shortened = cut(other_result)
-            replacements[str(variant_number)] = with_result([message], number=0, index=self.index, result=shortened)
+            replacements[str(variant_number)] = replace_result(
+                [unit_message], message_index=0, call_index=self.call_index, new_result=cut_text(other_result)
+            )
 
-        replacements[NONE] = without_call([message], number=0, index=self.index)
+        replacements[NO_UNIT_VARIANT] = remove_call([unit_message], message_index=0, call_index=self.call_index)
         return replacements
 
 
-def compute_call_key(digest: str, turn: int, call: int, results: Sequence[str]) -> str:
+def compute_call_key(
+    conversation_digest: str, message_index: int, call_index: int, other_results: Sequence[str]
+) -> str:
     """Return the key under which the measurements of a call are stored, a hash of what determines them.
 
-    digest: of its conversation. turn: the number of its message there. call: its number in the message. results: the
-    other results that it is held against.
+    Args:
+        conversation_digest: A hash of its conversation.
+        message_index: The number of its message there.
+        call_index: The number of the call in that message.
+        other_results: The other results that it is compared with.
     """
-    return text_digest(repr((digest, turn, call, tuple(results))))
+    return compute_text_digest(repr((conversation_digest, message_index, call_index, tuple(other_results))))

@@ -14,16 +14,17 @@ from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.settings.trace_settings import TraceSettings
 from toolformer_dag.traces.rendering import RenderingError
 from toolformer_dag.traces.rendering_choice import choose_rendering
-from toolformer_dag.traces.units import EMPTY, NONE, OWN, UnitToJudge
-from toolformer_dag.traces.windows import WINDOWS
+from toolformer_dag.traces.units import EMPTY_UNIT_VARIANT, NO_UNIT_VARIANT, RECORDED_VARIANT, UnitToJudge
+from toolformer_dag.traces.windows import WINDOWS_BY_NAME
 from toolformer_dag.traces.written_conversation import Pieces, WrittenConversation
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
-TOKEN_COUNTERS = {NONE: "loss_empty", EMPTY: "loss_call"}
-"""The field of TokenCounts to which the tokens of a variant are added; OTHER_COUNTER for those with a result."""
-OTHER_COUNTER = "loss_result"
+TOKEN_COUNT_FIELDS = {NO_UNIT_VARIANT: "loss_empty", EMPTY_UNIT_VARIANT: "loss_call"}
+"""The field of TokenCounts to which the tokens of a variant without a result are added, by the variant's name."""
+OTHER_TOKEN_COUNT_FIELD = "loss_result"
+"""The field for all other variants."""
 CHARACTERS_PER_TOKEN = 8
 """How many characters of a result are tokenized for each token of it that is read."""
 
@@ -33,21 +34,22 @@ class Variant:
     """A conversation with a unit, without it or with another in its place, as tokens up to the last weighted one.
 
     Attributes:
-        kind: the field of TokenCounts in which its tokens are counted.
-        ids: the token ids.
-        positions: the indices in `ids` of the weighted tokens, over which the loss is computed.
-        weights: how much the loss of each of these tokens counts.
+        token_count_field: the field of TokenCounts in which its tokens are counted.
+        token_ids: the token ids.
+        weighted_positions: the indices in `token_ids` of the weighted tokens, over which the loss is computed.
+        token_weights: how much the loss of each of these tokens counts.
     """
 
-    kind: str
-    ids: tuple[int, ...]
-    positions: tuple[int, ...]
-    weights: tuple[float, ...]
+    token_count_field: str
+    token_ids: tuple[int, ...]
+    weighted_positions: tuple[int, ...]
+    token_weights: tuple[float, ...]
 
     @property
     def digest(self) -> str:
-        """Return the key under which its loss is stored, a hash of ids, positions and weights."""
-        return blake2b(repr((self.ids, self.positions, self.weights)).encode(), digest_size=16).hexdigest()
+        """The key under which its loss is stored, a hash of ids, positions and weights."""
+        text = repr((self.token_ids, self.weighted_positions, self.token_weights))
+        return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class VariantWriter:
@@ -57,22 +59,22 @@ class VariantWriter:
     Raises RenderingError if no rendering fits the model.
 
     Attributes:
-        traces: the settings of recorded conversations.
+        trace_settings: the settings of recorded conversations.
         encoding: the tokenizer of the model.
         context_length: how many tokens the model reads.
         window: which words after the unit are *weighted*, that is, the loss is computed over them.
         rendering: how messages are written as text and as tokens.
     """
 
-    def __init__(self, traces: TraceSettings, encoding: "Encoding", context_length: int) -> None:
-        self.traces = traces
+    def __init__(self, trace_settings: TraceSettings, encoding: "Encoding", context_length: int) -> None:
+        self.trace_settings = trace_settings
         self.encoding = encoding
         self.context_length = context_length
-        self.window = WINDOWS[traces.window]
-        self.rendering = choose_rendering(traces.rendering, encoding)
+        self.window = WINDOWS_BY_NAME[trace_settings.window]
+        self.rendering = choose_rendering(trace_settings.rendering, encoding)
         self._conversation: _Conversation | None = None
 
-    def variants(self, unit: UnitToJudge) -> dict[str, Variant] | str:
+    def write_variants(self, unit: UnitToJudge) -> dict[str, Variant] | str:
         """Write the variants of a unit, such as a recorded call, as tokens.
 
         A variant is the conversation without the unit ("none"), with an empty one ("empty"), as it was recorded
@@ -83,34 +85,37 @@ class VariantWriter:
         Returns:
             The variants by name, or the reason why there are none:
 
-            - the unit's own reason, `unit.not_judged`
+            - the unit's own reason, `unit.reason_not_judged`
             - "nothing_follows": there are no words of the assistant after the unit
             - "not_rendered": the chat template cannot write the conversation
             - "does_not_fit": not even the first weighted message fits the context
         """
-        if unit.not_judged is not None:
-            return unit.not_judged
+        if unit.reason_not_judged is not None:
+            return unit.reason_not_judged
 
-        weighted_messages = self.window.weighted_messages(unit.messages, unit.following)
+        weighted_messages = self.window.list_weighted_message_indexes(unit.messages, unit.following_message_indexes)
         if not weighted_messages:
             return "nothing_follows"
 
         try:
-            variants = self._find_longest_variants(unit, weighted_messages)
+            variants = self._write_longest_variants(unit, weighted_messages)
         except RenderingError:
             return "not_rendered"
         if variants is None:
             return "does_not_fit"
 
-        has_weighted_tokens = len(variants[OWN].positions) > 0
+        has_weighted_tokens = len(variants[RECORDED_VARIANT].weighted_positions) > 0
         return variants if has_weighted_tokens else "nothing_follows"
 
-    def _find_longest_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
+    def _write_longest_variants(
+        self, unit: UnitToJudge, weighted_message_indexes: Sequence[int]
+    ) -> dict[str, Variant] | None:
         """Write the variants of a unit with as many of the messages after it as fit the context of the model.
 
         Args:
             unit: The unit, such as a recorded call.
-            weighted: The numbers of the messages whose words the loss is computed over. The last are left out first.
+            weighted_message_indexes: The numbers of the messages whose words the loss is computed over. The last are
+                left out first.
 
         Returns:
             The variants by name, or None if not even the first of these messages fits.
@@ -118,56 +123,60 @@ class VariantWriter:
         Raises:
             RenderingError: The conversation cannot be written.
         """
-        for count in range(len(weighted), 0, -1):
-            variants = self._find_fitting_variants(unit, weighted[:count])
+        for count in range(len(weighted_message_indexes), 0, -1):
+            variants = self._write_fitting_variants(unit, weighted_message_indexes[:count])
             if variants is not None:
                 return variants
         return None
 
-    def overlaps(self, unit: UnitToJudge) -> tuple[float, ...]:
+    def compute_overlaps(self, unit: UnitToJudge) -> tuple[float, ...]:
         """Compute which share of the words of the weighted messages each text of a unit contains.
 
         Example:
             The share is 0.5 for the result "17 degrees" and the message "17 today".
 
         Returns:
-            A share for each text in `unit.texts`. Long texts are cut before (`cut`).
+            A share for each text in `unit.own_and_other_texts`. Long texts are shortened before (`shorten_result`).
         """
         weighted_words = self._collect_weighted_words(unit)
         word_count = max(1, len(weighted_words))
 
         shares = []
-        for text in unit.texts:
-            shared_words = weighted_words & _split_words(self.cut(text))
+        for text in unit.own_and_other_texts:
+            shared_words = weighted_words & _split_words(self.shorten_result(text))
             shares.append(len(shared_words) / word_count)
         return tuple(shares)
 
     def _collect_weighted_words(self, unit: UnitToJudge) -> set[str]:
         """Return the words of the weighted messages after a unit, in lower case."""
         words: set[str] = set()
-        for number in self.window.weighted_messages(unit.messages, unit.following):
-            words |= _split_words(_join_content_and_arguments(unit.messages[number]))
+        for index in self.window.list_weighted_message_indexes(unit.messages, unit.following_message_indexes):
+            text = _join_content_and_arguments(unit.messages[index])
+            words |= _split_words(text)
         return words
 
-    def cut(self, result: str) -> str:
+    def shorten_result(self, result: str) -> str:
         """Shorten a result to its first `traces.result_tokens` tokens, and add " ..." if something was cut off."""
-        most_tokens = self.traces.result_tokens
-        beginning = result[: CHARACTERS_PER_TOKEN * most_tokens]  # no more is tokenized
-        ids = self.rendering.ids(beginning)
+        max_tokens = self.trace_settings.result_tokens
+        beginning = result[: CHARACTERS_PER_TOKEN * max_tokens]  # no more is tokenized
+        token_ids = self.rendering.encode_text(beginning)
 
-        is_whole = len(ids) <= most_tokens and len(beginning) == len(result)
+        is_whole = len(token_ids) <= max_tokens and len(beginning) == len(result)
         if is_whole:
             return result
-        return f"{self.encoding.tokenizer.decode(ids[:most_tokens], skip_special_tokens=False)} ..."
+        shortened = self.encoding.tokenizer.decode(token_ids[:max_tokens], skip_special_tokens=False)
+        return f"{shortened} ..."
 
-    def _find_fitting_variants(self, unit: UnitToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
+    def _write_fitting_variants(
+        self, unit: UnitToJudge, weighted_message_indexes: Sequence[int]
+    ) -> dict[str, Variant] | None:
         """Write the variants of a unit up to the last of some messages, if all of them fit the context of the model.
 
         A variant is the conversation as it was recorded, or with something else in the place of the unit.
 
         Args:
             unit: The unit, such as a recorded call.
-            weighted: The numbers of the messages after the unit whose words the loss is computed over.
+            weighted_message_indexes: The numbers of the messages after the unit whose words the loss is computed over.
 
         Returns:
             The variants by name, or None if one of them is too long.
@@ -175,69 +184,85 @@ class VariantWriter:
         Raises:
             RenderingError: The conversation cannot be written.
         """
-        conversation = self._get_conversation(unit.messages)
-        recorded = self._get_recorded_text(conversation, unit.message, weighted)
-        if not self._can_fit([recorded.variant]):  # the other variants need not be written
+        conversation = self._get_cached_conversation(unit.messages)
+        recorded_text = self._get_recorded_text(conversation, unit.message_index, weighted_message_indexes)
+        if not self._fit_in_context([recorded_text.variant]):  # the other variants need not be written
             return None
 
-        pieces_of_others = self._build_other_pieces(unit, conversation, recorded, weighted)
-        variants = self._build_named_variants(recorded, pieces_of_others)
-        return variants if self._can_fit(variants.values()) else None
+        other_pieces_by_name = self._cut_other_variants(unit, conversation, recorded_text, weighted_message_indexes)
+        variants = self._build_variants_by_name(recorded_text, other_pieces_by_name)
+        return variants if self._fit_in_context(variants.values()) else None
 
-    def _build_other_pieces(
-        self, unit: UnitToJudge, conversation: "_Conversation", recorded: "_RecordedText", weighted: Sequence[int]
+    def _cut_other_variants(
+        self,
+        unit: UnitToJudge,
+        conversation: "_Conversation",
+        recorded_text: "_RecordedText",
+        weighted_message_indexes: Sequence[int],
     ) -> dict[str, Pieces]:
         """Write the text of each variant of a unit except the recorded one.
 
         Args:
             unit: The unit, such as a recorded call.
             conversation: The conversation of the unit.
-            recorded: The conversation as it was recorded, cut around the message with the unit.
-            weighted: The numbers of the messages whose words the loss is computed over.
+            recorded_text: The conversation as it was recorded, cut around the message with the unit.
+            weighted_message_indexes: The numbers of the messages whose words the loss is computed over.
 
         Returns:
-            The cut texts by the name of the variant.
+            The texts by the name of the variant, each cut into pieces around the unit and the weighted words.
 
         Raises:
             RenderingError: A variant cannot be written.
         """
-        replacements = unit.replacements(conversation.messages[unit.message], self.cut)
-        pieces = conversation.written.pieces_of_others(
-            recorded.pieces, unit.message, list(replacements.values()), weighted
-        )
-        return dict(zip(replacements, pieces, strict=True))
+        unit_message = conversation.messages_with_short_results[unit.message_index]
+        # By the name of each variant, the messages that it has in place of `unit_message`.
+        replacements_by_name = unit.build_replacements(unit_message, self.shorten_result)
 
-    def _build_named_variants(
-        self, recorded: "_RecordedText", pieces_of_others: Mapping[str, Pieces]
+        pieces_of_variants = conversation.written_conversation.cut_other_conversations(
+            recorded_text.pieces, unit.message_index, list(replacements_by_name.values()), weighted_message_indexes
+        )
+        return dict(zip(replacements_by_name, pieces_of_variants, strict=True))
+
+    def _build_variants_by_name(
+        self, recorded_text: "_RecordedText", other_pieces_by_name: Mapping[str, Pieces]
     ) -> dict[str, Variant]:
         """Convert the texts of all variants to tokens.
 
         Args:
-            recorded: The conversation as it was recorded, which is the variant OWN.
-            pieces_of_others: The cut texts of the other variants by name.
+            recorded_text: The conversation as it was recorded, which is the variant "own".
+            other_pieces_by_name: The cut texts of the other variants by name.
 
         Returns:
-            The variants by name: EMPTY, then OWN, then the others.
+            The variants by name: "empty" if there is one, then "own", then the others.
         """
-        others = {name: self._build_variant(name, text, recorded.before) for name, text in pieces_of_others.items()}
+        other_variants = {}
+        for name, pieces in other_pieces_by_name.items():
+            other_variants[name] = self._build_variant(name, pieces, recorded_text.token_ids_before)
+
         # The order decides which variants share a batch of the model, and so the last digits of their losses.
-        first = {EMPTY: others.pop(EMPTY)} if EMPTY in others else {}
-        return {**first, OWN: recorded.variant, **others}
+        variants = {}
+        if EMPTY_UNIT_VARIANT in other_variants:
+            variants[EMPTY_UNIT_VARIANT] = other_variants.pop(EMPTY_UNIT_VARIANT)
+        variants[RECORDED_VARIANT] = recorded_text.variant
+        return {**variants, **other_variants}
 
-    def _can_fit(self, variants: Iterable[Variant]) -> bool:
+    def _fit_in_context(self, variants: Iterable[Variant]) -> bool:
         """Return whether each variant fits the context of the model."""
-        return all(len(variant.ids) <= self.context_length for variant in variants)
+        return all(len(variant.token_ids) <= self.context_length for variant in variants)
 
-    def _get_conversation(self, messages: tuple[RecordedMessage, ...]) -> "_Conversation":
-        """Return a conversation with long results cut; the conversation of the last unit is cached."""
-        if self._conversation is None or self._conversation.recorded is not messages:
-            cut_messages = tuple(self._with_cut_results(message) for message in messages)
-            written = WrittenConversation.of(self.rendering, cut_messages)
-            self._conversation = _Conversation(recorded=messages, messages=cut_messages, written=written)
+    def _get_cached_conversation(self, messages: tuple[RecordedMessage, ...]) -> "_Conversation":
+        """Return a conversation with long results shortened. The conversation of the last unit is cached."""
+        if self._conversation is None or self._conversation.recorded_messages is not messages:
+            short_messages = tuple(self._shorten_results(message) for message in messages)
+            self._conversation = _Conversation(
+                recorded_messages=messages,
+                messages_with_short_results=short_messages,
+                written_conversation=WrittenConversation.from_recorded_messages(self.rendering, short_messages),
+            )
         return self._conversation
 
     def _get_recorded_text(
-        self, conversation: "_Conversation", message: int, weighted: Sequence[int]
+        self, conversation: "_Conversation", message_index: int, weighted_message_indexes: Sequence[int]
     ) -> "_RecordedText":
         """Write a conversation as it was recorded, cut around a message with units (calls).
 
@@ -245,41 +270,44 @@ class VariantWriter:
 
         Args:
             conversation: The conversation.
-            message: The number of the message with units.
-            weighted: The numbers of the messages whose words the loss is computed over.
+            message_index: The number of the message with units.
+            weighted_message_indexes: The numbers of the messages whose words the loss is computed over.
 
         Raises:
             RenderingError: The conversation cannot be written.
         """
         # All units of a message have the same weighted messages, except that the last ones are left out where they do
         # not fit. So their count is enough as a key of the cache.
-        weighted_count = len(weighted)
-        cached_text = conversation.get_cached_text(message, weighted_count)
+        weighted_count = len(weighted_message_indexes)
+        cached_text = conversation.get_cached_recorded_text(message_index, weighted_count)
         if cached_text is not None:
             return cached_text
 
-        pieces = conversation.written.pieces(message, weighted)
-        ids_before = self._encode_context(pieces.before)
-        variant = self._build_variant(OWN, pieces, ids_before)
+        pieces = conversation.written_conversation.cut_around_unit(message_index, weighted_message_indexes)
+        token_ids_before = self._encode_context(pieces.text_before)
+        variant = self._build_variant(RECORDED_VARIANT, pieces, token_ids_before)
 
-        recorded_text = _RecordedText(pieces, ids_before, variant)
-        conversation.recorded_texts[message, weighted_count] = recorded_text
+        recorded_text = _RecordedText(pieces, token_ids_before, variant)
+        conversation.cached_recorded_texts[message_index, weighted_count] = recorded_text
         return recorded_text
 
-    def _with_cut_results(self, message: RecordedMessage) -> RecordedMessage:
-        """Return a message whose long results are cut."""
+    def _shorten_results(self, message: RecordedMessage) -> RecordedMessage:
+        """Return a message whose long results are shortened."""
         calls = []
         for call in message.calls:
-            calls.append(call if call.result is None else replace(call, result=self.cut(call.result)))
+            if call.result is not None:
+                calls.append(replace(call, result=self.shorten_result(call.result)))
+            else:
+                calls.append(call)
         return replace(message, calls=tuple(calls))
 
     def _encode_context(self, text: str) -> tuple[int, ...]:
         """Return the last `traces.context_tokens` tokens of the text before the message with the unit."""
-        if self.traces.context_tokens == 0:
+        if self.trace_settings.context_tokens == 0:
             return ()
-        return self.rendering.encode_last_tokens(text, self.traces.context_tokens)
+        return self.rendering.encode_last_tokens(text, self.trace_settings.context_tokens)
 
-    def _build_variant(self, name: str, pieces: Pieces, ids_before: tuple[int, ...]) -> Variant:
+    def _build_variant(self, variant_name: str, pieces: Pieces, token_ids_before: tuple[int, ...]) -> Variant:
         """Convert a cut text to the tokens that the model reads, up to the last token whose loss is computed.
 
         Example:
@@ -287,57 +315,59 @@ class VariantWriter:
             loss is computed at the positions 20, 21 and 22.
 
         Args:
-            name: The name of the variant, such as "none". It decides how its tokens are counted.
+            variant_name: The name of the variant, such as "none". It decides how its tokens are counted.
             pieces: The text, cut around the words whose loss is computed.
-            ids_before: The last tokens of `pieces.before`. The model does not read the earlier ones.
+            token_ids_before: The last tokens of `pieces.text_before`. The model does not read the earlier ones.
         """
         tokens = _VariantTokens(
-            before_words=self._encode_before_words(pieces, ids_before),
-            words_and_between=[self.rendering.ids(text) for text in pieces.words],
+            token_ids_before_words=self._encode_text_before_words(pieces, token_ids_before),
+            token_ids_of_word_texts=[self.rendering.encode_text(text) for text in pieces.word_texts],
         )
-        positions = tokens.weighted_positions()[: self.window.tokens]
+        positions = tokens.list_weighted_positions()[: self.window.max_tokens]
         end = positions[-1] + 1 if positions else 0  # what comes after the last position is not read
+
         return Variant(
-            kind=TOKEN_COUNTERS.get(name, OTHER_COUNTER),
-            ids=tuple(tokens.ids()[:end]),
-            positions=tuple(positions),
-            weights=self.window.token_weights(len(positions)),
+            token_count_field=TOKEN_COUNT_FIELDS.get(variant_name, OTHER_TOKEN_COUNT_FIELD),
+            token_ids=tuple(tokens.list_token_ids()[:end]),
+            weighted_positions=tuple(positions),
+            token_weights=self.window.compute_token_weights(len(positions)),
         )
 
-    def _encode_before_words(self, pieces: Pieces, ids_before: tuple[int, ...]) -> list[int]:
+    def _encode_text_before_words(self, pieces: Pieces, token_ids_before: tuple[int, ...]) -> list[int]:
         """Return the tokens of a variant before its weighted words.
 
         The token BOS, which begins a text, comes first. It is not added if it is there already.
 
         Args:
             pieces: The cut text of the variant.
-            ids_before: The last tokens of `pieces.before`, as many as the model reads.
+            token_ids_before: The last tokens of `pieces.text_before`, as many as the model reads.
         """
-        bos = self.encoding.bos
-        unit_ids = self.rendering.ids(pieces.unit)
+        bos_ids = self.encoding.bos_ids
+        unit_ids = self.rendering.encode_text(pieces.unit_text)
 
-        first_ids = list(ids_before or unit_ids)[: len(bos)]
-        has_bos = first_ids == bos
-        added_bos = [] if has_bos else bos
-        return [*added_bos, *ids_before, *unit_ids]
+        first_ids = list(token_ids_before or unit_ids)[: len(bos_ids)]
+        has_bos = first_ids == bos_ids
+        added_ids = [] if has_bos else bos_ids
+        return [*added_ids, *token_ids_before, *unit_ids]
 
 
 class _VariantTokens(NamedTuple):
     """The token ids of a variant.
 
     Attributes:
-        before_words: the tokens before the first weighted words.
-        words_and_between: for each text of `Pieces.words` its tokens: weighted words and the text between them in turn.
+        token_ids_before_words: the tokens before the first weighted words.
+        token_ids_of_word_texts: for each text of `Pieces.word_texts` its tokens: weighted words and the text between
+            them in turn.
     """
 
-    before_words: Sequence[int]
-    words_and_between: Sequence[Sequence[int]]
+    token_ids_before_words: Sequence[int]
+    token_ids_of_word_texts: Sequence[Sequence[int]]
 
-    def ids(self) -> list[int]:
+    def list_token_ids(self) -> list[int]:
         """Return all token ids in their order."""
-        return [*self.before_words, *chain.from_iterable(self.words_and_between)]
+        return [*self.token_ids_before_words, *chain.from_iterable(self.token_ids_of_word_texts)]
 
-    def weighted_positions(self) -> list[int]:
+    def list_weighted_positions(self) -> list[int]:
         """List the indices of the weighted tokens, the ones whose loss is computed.
 
         Example:
@@ -345,8 +375,8 @@ class _VariantTokens(NamedTuple):
             "Bye" (1 token, weighted). The indices are 20, 21, 22 and 28.
         """
         positions: list[int] = []
-        start = len(self.before_words)
-        for number, text_ids in enumerate(self.words_and_between):
+        start = len(self.token_ids_before_words)
+        for number, text_ids in enumerate(self.token_ids_of_word_texts):
             end = start + len(text_ids)
             is_weighted = number % 2 == 0  # texts with odd numbers stand between two weighted messages
             if is_weighted:
@@ -360,31 +390,31 @@ class _Conversation:
     """A conversation whose units are judged.
 
     Attributes:
-        recorded: its messages as they were recorded.
-        messages: the same messages with cut results.
-        written: the text of `messages`.
-        recorded_texts: a cache, filled by VariantWriter, of the text cut around the message whose units are judged now.
-            A key is the number of that message and the number of weighted messages.
+        recorded_messages: its messages as they were recorded.
+        messages_with_short_results: the same messages with long results shortened.
+        written_conversation: the text of `messages_with_short_results`.
+        cached_recorded_texts: a cache, filled by VariantWriter, of the text cut around the message whose units are
+            judged now. A key is the number of that message and the number of weighted messages.
     """
 
-    recorded: tuple[RecordedMessage, ...]
-    messages: tuple[RecordedMessage, ...]
-    written: WrittenConversation
-    recorded_texts: "dict[tuple[int, int], _RecordedText]" = field(default_factory=dict)
+    recorded_messages: tuple[RecordedMessage, ...]
+    messages_with_short_results: tuple[RecordedMessage, ...]
+    written_conversation: WrittenConversation
+    cached_recorded_texts: "dict[tuple[int, int], _RecordedText]" = field(default_factory=dict)
 
-    def get_cached_text(self, message: int, weighted_count: int) -> "_RecordedText | None":
+    def get_cached_recorded_text(self, message_index: int, weighted_count: int) -> "_RecordedText | None":
         """Return the text cut around a message with units, if it is cached.
 
         Texts cut around other messages are forgotten, because units are judged in the order of their messages.
 
         Args:
-            message: The number of the message.
+            message_index: The number of the message.
             weighted_count: The number of weighted messages.
         """
-        holds_other_messages = any(cached_message != message for cached_message, _ in self.recorded_texts)
+        holds_other_messages = any(cached_message != message_index for cached_message, _ in self.cached_recorded_texts)
         if holds_other_messages:
-            self.recorded_texts.clear()
-        return self.recorded_texts.get((message, weighted_count))
+            self.cached_recorded_texts.clear()
+        return self.cached_recorded_texts.get((message_index, weighted_count))
 
 
 class _RecordedText(NamedTuple):
@@ -392,18 +422,19 @@ class _RecordedText(NamedTuple):
 
     Attributes:
         pieces: its text.
-        before: the last tokens of the text before the message; every variant of its units begins with them.
+        token_ids_before: the last tokens of the text before the message; every variant of its units begins with them.
         variant: all tokens that are read.
     """
 
     pieces: Pieces
-    before: tuple[int, ...]
+    token_ids_before: tuple[int, ...]
     variant: Variant
 
 
 def _join_content_and_arguments(message: RecordedMessage) -> str:
     """Return the content of a message and the arguments of its calls as one text."""
-    return " ".join([message.content, *(str(call.arguments) for call in message.calls)])
+    argument_texts = [str(call.arguments) for call in message.calls]
+    return " ".join([message.content, *argument_texts])
 
 
 def _split_words(text: str) -> set[str]:

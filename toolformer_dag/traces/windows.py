@@ -12,34 +12,45 @@ class Window:
     """Which tokens after a unit are weighted, and how much.
 
     Attributes:
-        messages: the number of next messages of the assistant whose words are weighted. With only one, a result that
-            is used later, such as the token of a login, would seem to be useless.
-        is_last: whether only the last message of the assistant is weighted, in place of the next ones.
-        tokens: the most tokens that are weighted, from the first weighted word on.
-        weights: the weights of these tokens, in their order; if empty, all weigh alike.
+        max_messages: the number of next messages of the assistant whose words are weighted. With only one, a result
+            that is used later, such as the token of a login, would seem to be useless.
+        is_last_message_only: whether only the last message of the assistant is weighted, in place of the next ones.
+        max_tokens: the most tokens that are weighted, from the first weighted word on.
+        fixed_weights: the weights of these tokens, in their order; if empty, all weigh alike.
     """
 
-    messages: int = 1
-    is_last: bool = False
-    tokens: int = 100
-    weights: tuple[float, ...] = ()
+    max_messages: int = 1
+    is_last_message_only: bool = False
+    max_tokens: int = 100
+    fixed_weights: tuple[float, ...] = ()
 
-    def weighted_messages(self, messages: Sequence[RecordedMessage], following: range) -> list[int]:
-        """Return the numbers of the messages among `following` whose words are weighted, as [4, 6]."""
-        answers = [number for number in following if messages[number].role == "assistant"]
-        return answers[-1:] if self.is_last else answers[: self.messages]
+    def list_weighted_message_indexes(
+        self, messages: Sequence[RecordedMessage], following_message_indexes: range
+    ) -> list[int]:
+        """Return the numbers of the messages whose words are weighted, such as [4, 6].
 
-    def token_weights(self, tokens: int) -> tuple[float, ...]:
+        Args:
+            messages: All messages of the conversation.
+            following_message_indexes: The numbers of the messages after the unit, from which messages of the assistant
+                are selected.
+        """
+        answer_indexes = [index for index in following_message_indexes if messages[index].role == "assistant"]
+        if self.is_last_message_only:
+            return answer_indexes[-1:]
+        return answer_indexes[: self.max_messages]
+
+    def compute_token_weights(self, token_count: int) -> tuple[float, ...]:
         """Return the weights of a number of tokens, as (0.5, 0.5) for 2 tokens that weigh alike."""
-        if self.weights:
-            return self.weights[:tokens]
-        return (1 / max(1, tokens),) * tokens
+        if self.fixed_weights:
+            return self.fixed_weights[:token_count]
+        equal_weight = 1 / max(1, token_count)
+        return (equal_weight,) * token_count
 
 
-WINDOWS = {
-    "next_words": Window(messages=4),
-    "next": Window(messages=1),
-    "answer": Window(is_last=True),
-    "paper": Window(tokens=len(WINDOW_WEIGHTS), weights=WINDOW_WEIGHTS),
+WINDOWS_BY_NAME = {
+    "next_words": Window(max_messages=4),
+    "next": Window(max_messages=1),
+    "answer": Window(is_last_message_only=True),
+    "paper": Window(max_tokens=len(WINDOW_WEIGHTS), fixed_weights=WINDOW_WEIGHTS),
 }
 """The windows by the names that `traces.window` takes; "paper" weighs as Section 2 does."""

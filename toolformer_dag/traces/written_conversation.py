@@ -1,11 +1,11 @@
 """Cut the text of a conversation around a unit, such as a call, and around the words whose loss is measured.
 
-    <user>How warm is it?          before
-    <assistant>[warmth()] 17 ...   unit         from the message with the call ...
-    <assistant>                                 ... to the words that are weighted
-    It is 17 degrees.              words[0]     weighted
-    <user>And in Lyon? <assistant> words[1]     between
-    [warmth(Lyon)]                 words[2]     weighted
+    <user>How warm is it?          text_before
+    <assistant>[warmth()] 17 ...   unit_text      from the message with the call ...
+    <assistant>                                   ... to the words that are weighted
+    It is 17 degrees.              word_texts[0]  weighted
+    <user>And in Lyon? <assistant> word_texts[1]  between
+    [warmth(Lyon)]                 word_texts[2]  weighted
 
 The parts are tokenized one by one, so that the words have the same tokens whatever comes before them.
 
@@ -24,11 +24,11 @@ from typing import NamedTuple
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateMessage
 
-QUESTION: TemplateMessage = {"role": "user", "content": "?"}
+QUESTION_MESSAGE: TemplateMessage = {"role": "user", "content": "?"}
 """The message before a message that is rendered alone: many templates refuse a conversation without a question."""
 TemplateMessages = Sequence[Sequence[TemplateMessage]]
 """For each recorded message the dicts that a template gets: the message, then one for each of its results."""
-REMEMBERED_BEGINNINGS = 32
+MAX_CACHED_BEGINNINGS = 32
 """How many rendered beginnings of a conversation are cached, if the template is not local."""
 
 
@@ -36,29 +36,34 @@ class Pieces(NamedTuple):
     """The text of a conversation, cut around a unit and around the words that are weighted.
 
     Attributes:
-        before: the text before the message with the unit.
-        unit: the text from that message to the first weighted words.
-        words: weighted words and the text between them in turn: the words of the first weighted message, the text up to
-            the words of the next one, these words, and so on.
-        rest: the text that ends the last weighted message, after its words, as "<|im_end|>"; no variant reads it.
+        text_before: the text before the message with the unit.
+        unit_text: the text from that message to the first weighted words.
+        word_texts: weighted words and the text between them in turn: the words of the first weighted message, the text
+            up to the words of the next one, these words, and so on.
+        ending: the text that ends the last weighted message, after its words, as "<|im_end|>"; no variant reads it.
     """
 
-    before: str
-    unit: str
-    words: tuple[str, ...]
-    rest: str
+    text_before: str
+    unit_text: str
+    word_texts: tuple[str, ...]
+    ending: str
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """All pieces but `rest`, in their order."""
-        return (self.before, self.unit, *self.words)
+    def texts_without_ending(self) -> tuple[str, ...]:
+        """All pieces but `ending`, in their order."""
+        return (self.text_before, self.unit_text, *self.word_texts)
 
 
 class _MessageAlone(NamedTuple):
-    """The text of a message and its results, rendered alone. The results begin at the offset `end`."""
+    """The text of a message and the results of its calls, rendered without the other messages.
+
+    Attributes:
+        text: the text of the message, then that of its results.
+        results_start: the offset in `text` at which the results begin.
+    """
 
     text: str
-    end: int
+    results_start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +74,34 @@ class _LocalText:
 
     Attributes:
         text: the text of the whole conversation.
-        starts: by the number of a message, the offset where it begins.
-        ends: by the number of a message, the offset where it ends, before its results.
+        message_starts: by the number of a message, the offset where it begins.
+        message_ends: by the number of a message, the offset where it ends, before its results.
     """
 
     text: str
-    starts: Mapping[int, int]
-    ends: Mapping[int, int]
+    message_starts: Mapping[int, int]
+    message_ends: Mapping[int, int]
 
     @staticmethod
-    def of(opening: str, messages: Sequence[_MessageAlone], first_number: int) -> "_LocalText":
+    def from_rendered_messages(
+        opening: str, rendered_messages: Sequence[_MessageAlone], first_message_index: int
+    ) -> "_LocalText":
         """Join the opening of a conversation and the messages after it to one text, and note where each message is.
 
         Args:
             opening: The text of the first messages, which are of system and user.
-            messages: All messages after the opening.
-            first_number: The number of the first of these messages in the conversation.
+            rendered_messages: All messages after the opening.
+            first_message_index: The number of the first of these messages in the conversation.
         """
         starts = {}
         ends = {}
         offset = len(opening)
-        for number, message in enumerate(messages, first_number):
+        for number, message in enumerate(rendered_messages, first_message_index):
             starts[number] = offset
-            ends[number] = offset + message.end  # the results of its calls begin here
+            ends[number] = offset + message.results_start  # the results of its calls begin here
             offset += len(message.text)
 
-        text = opening + "".join(message.text for message in messages)
+        text = opening + "".join(message.text for message in rendered_messages)
         return _LocalText(text, starts, ends)
 
 
@@ -107,89 +114,102 @@ class WrittenConversation:
     def __init__(self, rendering: Rendering, messages: TemplateMessages) -> None:
         self._rendering = rendering
         self._messages = messages
-        self._beginning = lru_cache(REMEMBERED_BEGINNINGS)(self._render_beginning)
-        self._generation_prompt = lru_cache(REMEMBERED_BEGINNINGS)(self._render_generation_prompt)
+        self._render_cached_beginning = lru_cache(MAX_CACHED_BEGINNINGS)(self._render_beginning)
+        self._render_cached_generation_prompt = lru_cache(MAX_CACHED_BEGINNINGS)(self._render_generation_prompt)
 
     @staticmethod
-    def of(rendering: Rendering, messages: Sequence[RecordedMessage]) -> "WrittenConversation":
+    def from_recorded_messages(rendering: Rendering, messages: Sequence[RecordedMessage]) -> "WrittenConversation":
         """Return the conversation of recorded messages, as `rendering` writes it."""
-        return WrittenConversation(rendering, [rendering.template_messages(message) for message in messages])
+        return WrittenConversation(rendering, [rendering.build_template_messages(message) for message in messages])
 
-    def pieces(self, unit_message: int, weighted: Sequence[int]) -> Pieces:
+    def cut_around_unit(self, unit_message_index: int, weighted_message_indexes: Sequence[int]) -> Pieces:
         """Cut the text of the conversation around a unit, and around the words whose loss is measured.
 
         Example:
-            For a question (message 0), a call (1) and an answer (2), `pieces(1, [2])` returns before="<user>How warm?",
-            unit="<assistant>[warmth()] 17 <assistant>" and words=("It is 17.",).
+            For a question (message 0), a call (1) and an answer (2), `cut_around_unit(1, [2])` returns
+            text_before="<user>How warm?", unit_text="<assistant>[warmth()] 17 <assistant>" and
+            word_texts=("It is 17.",).
 
         Args:
-            unit_message: The number of the message with the unit.
-            weighted: The numbers of the messages whose words the loss is computed over. The text ends after the last
-                one.
+            unit_message_index: The number of the message with the unit.
+            weighted_message_indexes: The numbers of the messages whose words the loss is computed over. The text ends
+                after the last one.
 
         Raises:
             RenderingError: The template refuses the conversation, or it writes earlier messages in another way when
                 more messages follow, so that the words cannot be found.
         """
-        last_weighted = weighted[-1]
-        local = self._local_text
+        last_weighted_index = weighted_message_indexes[-1]
+        local_text = self._local_text  # the text with the offsets of its messages, or None
 
-        if local is not None and unit_message in local.starts:
+        if local_text is not None and unit_message_index in local_text.message_starts:
             # The offsets of this message and of all messages after it are known.
-            text = local.text[: local.ends[last_weighted]]
-            cuts = self._find_local_cuts(local, unit_message, weighted)
+            text = local_text.text[: local_text.message_ends[last_weighted_index]]
+            cuts = self._find_local_cuts(local_text, unit_message_index, weighted_message_indexes)
         else:
             # The offsets are found by rendering each beginning of the conversation.
-            text = self._beginning(last_weighted + 1, without_results=True)
-            cuts = self._find_rendered_cuts(text, unit_message, weighted)
-        return _cut_text(text, cuts)
+            text = self._render_cached_beginning(last_weighted_index + 1, without_results=True)
+            cuts = self._find_rendered_cuts(text, unit_message_index, weighted_message_indexes)
+        return _cut_text_into_pieces(text, cuts)
 
-    def pieces_of_others(
-        self, recorded: Pieces, unit_message: int, others: Sequence[Sequence[RecordedMessage]], weighted: Sequence[int]
+    def cut_other_conversations(
+        self,
+        recorded_pieces: Pieces,
+        unit_message_index: int,
+        replacement_messages: Sequence[Sequence[RecordedMessage]],
+        weighted_message_indexes: Sequence[int],
     ) -> list[Pieces]:
         """Cut the texts of other conversations, which differ from this one in a single message.
 
         Args:
-            recorded: The cut text of this conversation.
-            unit_message: The number of the message that differs.
-            others: For each other conversation a list with the message in its place. The list is empty if the message
-                is left out.
-            weighted: The numbers of the messages in this conversation whose words the loss is computed over.
+            recorded_pieces: The cut text of this conversation.
+            unit_message_index: The number of the message that differs.
+            replacement_messages: For each other conversation a list with the message in its place. The list is empty if
+                the message is left out.
+            weighted_message_indexes: The numbers of the messages in this conversation whose words the loss is computed
+                over.
 
         Raises:
-            RenderingError: A conversation cannot be cut, for the reasons given in `pieces`.
+            RenderingError: A conversation cannot be cut, for the reasons given in `cut_around_unit`.
         """
         replacements = []
-        for messages in others:
-            replacements.append([self._rendering.template_messages(message) for message in messages])
+        for messages in replacement_messages:
+            replacements.append([self._rendering.build_template_messages(message) for message in messages])
 
         # First try the cheap way, which renders a few messages of each conversation. Not every template allows it.
-        cheap_pieces = self._cut_others_locally(recorded, unit_message, replacements, weighted)
+        cheap_pieces = self._cut_others_locally(
+            recorded_pieces, unit_message_index, replacements, weighted_message_indexes
+        )
         if cheap_pieces is not None:
             return cheap_pieces
 
         return [
-            self._cut_with_replacement(replacement, recorded, unit_message, weighted) for replacement in replacements
+            self._cut_with_replacement(replacement, recorded_pieces, unit_message_index, weighted_message_indexes)
+            for replacement in replacements
         ]
 
     def _cut_with_replacement(
-        self, replacement: TemplateMessages, recorded: Pieces, unit_message: int, weighted: Sequence[int]
+        self,
+        replacement: TemplateMessages,
+        recorded_pieces: Pieces,
+        unit_message_index: int,
+        weighted_message_indexes: Sequence[int],
     ) -> Pieces:
         """Replace one message of the conversation, and cut the text of the changed conversation.
 
         Args:
             replacement: The new message. Without one, the old message is only left out.
-            recorded: The cut text of this conversation, most of which is used again.
-            unit_message: The number of the message to replace.
-            weighted: The numbers of later messages, whose words the loss is computed over.
+            recorded_pieces: The cut text of this conversation, most of which is used again.
+            unit_message_index: The number of the message to replace.
+            weighted_message_indexes: The numbers of later messages, whose words the loss is computed over.
         """
-        messages_before = self._messages[:unit_message]
-        messages_after = self._messages[unit_message + 1 :]
+        messages_before = self._messages[:unit_message_index]
+        messages_after = self._messages[unit_message_index + 1 :]
         changed = WrittenConversation(self._rendering, [*messages_before, *replacement, *messages_after])
 
         moved_by = len(replacement) - 1  # -1 if the message is left out: all later messages move up
-        weighted_in_changed = [number + moved_by for number in weighted]
-        return changed._cut_like(recorded, unit_message, weighted_in_changed)
+        weighted_in_changed = [number + moved_by for number in weighted_message_indexes]
+        return changed._cut_like_similar_pieces(recorded_pieces, unit_message_index, weighted_in_changed)
 
     # Templates that are local
 
@@ -204,25 +224,33 @@ class WrittenConversation:
         - the template refuses the conversation
         - the conversation begins with the assistant
         """
-        first_answer = _find_first_answer(self._messages)
-        if first_answer == 0:  # no opening that could be rendered alone
+        first_answer_index = _find_first_answer_index(self._messages)
+        if first_answer_index == 0:  # no opening that could be rendered alone
             return None
 
+        opening_messages = _flatten_messages(self._messages[:first_answer_index])  # of system and user
         try:
-            opening = self._rendering.text(_flatten_messages(self._messages[:first_answer]))  # of system and user
-            rendered_at_once = self._rendering.text(_flatten_messages(self._messages))
-            joined = self._join_messages(opening, first_answer)
+            opening = self._rendering.render_text(opening_messages)
+            rendered_at_once = self._rendering.render_text(_flatten_messages(self._messages))
+            joined = self._join_messages_rendered_alone(opening, first_answer_index)
         except RenderingError:
             return None
         return joined if joined.text == rendered_at_once else None
 
-    def _join_messages(self, opening: str, first: int) -> _LocalText:
-        """Return the text of the opening and of all messages from number `first` on, each of them rendered alone.
+    def _join_messages_rendered_alone(self, opening: str, first_message_index: int) -> _LocalText:
+        """Join the opening of the conversation and the messages after it, each rendered alone with its results.
 
-        Raises RenderingError.
+        Args:
+            opening: The text of the messages before number `first_message_index`.
+            first_message_index: The number of the first message after the opening.
+
+        Raises:
+            RenderingError: The template refuses a message alone, or writes it in another way when its results follow.
         """
-        alone = [self._render_message_alone(messages) for messages in self._messages[first:]]
-        return _LocalText.of(opening, alone, first)
+        rendered_messages = []
+        for message_with_results in self._messages[first_message_index:]:
+            rendered_messages.append(self._render_message_alone(message_with_results))
+        return _LocalText.from_rendered_messages(opening, rendered_messages, first_message_index)
 
     def _render_message_alone(self, messages: Sequence[TemplateMessage]) -> "_MessageAlone":
         """Render a message and its results without the rest of the conversation.
@@ -236,85 +264,96 @@ class WrittenConversation:
         text_with_results = self._render_alone(messages)
         text_of_message = self._render_alone(messages[:1])
         if not text_with_results.startswith(text_of_message):
-            raise self._build_unstable_error()
-        return _MessageAlone(text_with_results, end=len(text_of_message))
+            raise self._build_unstable_template_error()
+        return _MessageAlone(text_with_results, results_start=len(text_of_message))
 
-    def _find_local_cuts(self, local: _LocalText, unit_message: int, weighted: Sequence[int]) -> list[int]:
+    def _find_local_cuts(
+        self, local_text: _LocalText, unit_message_index: int, weighted_message_indexes: Sequence[int]
+    ) -> list[int]:
         """Find where to cut the text of a conversation, for a template that is local.
 
+        It writes each message in the same way alone as among the others, so the offsets of the messages are known.
+
         Args:
-            local: The text of the conversation, with the offsets of its messages.
-            unit_message: The number of the message with the unit.
-            weighted: The numbers of the messages whose words the loss is computed over.
+            local_text: The text of the conversation, with the offsets of its messages.
+            unit_message_index: The number of the message with the unit.
+            weighted_message_indexes: The numbers of the messages whose words the loss is computed over.
 
         Returns:
             The offset at which the message with the unit begins, then the two offsets at which the words of each
             weighted message begin and end. For one weighted message they may be [120, 180, 195].
         """
-        cuts = [local.starts[unit_message]]
-        for number in weighted:
-            cuts += self._find_local_words(local, number)
+        cuts = [local_text.message_starts[unit_message_index]]
+        for message_index in weighted_message_indexes:
+            cuts += self._find_local_word_offsets(local_text, message_index)
         return cuts
 
-    def _find_local_words(self, local: _LocalText, number: int) -> tuple[int, int]:
+    def _find_local_word_offsets(self, local_text: _LocalText, message_index: int) -> tuple[int, int]:
         """Find where the words of a message begin and end, without the marks that the template puts around them.
 
         Such marks are <|im_start|>assistant before the words and <|im_end|> after them.
 
         Args:
-            local: The text of the conversation.
-            number: The number of the message.
+            local_text: The text of the conversation.
+            message_index: The number of the message.
 
         Returns:
-            Two offsets in `local.text`.
+            Two offsets in `local_text.text`.
 
         Raises:
             RenderingError: The message does not begin as the template begins an answer.
         """
-        message_begins = local.starts[number]
-        words_end = local.ends[number]
+        message_begins = local_text.message_starts[message_index]
+        words_end = local_text.message_ends[message_index]
 
-        start_mark = self._generation_prompt(number)
-        if not local.text.startswith(start_mark, message_begins):
-            raise self._build_unstable_error()
+        start_mark = self._render_cached_generation_prompt(message_index)
+        if not local_text.text.startswith(start_mark, message_begins):
+            raise self._build_unstable_template_error()
         words_begin = message_begins + len(start_mark)
 
-        end_mark = self._rendering.end
-        if local.text.endswith(end_mark, message_begins, words_end):
+        end_mark = self._rendering.text_after_answer
+        if local_text.text.endswith(end_mark, message_begins, words_end):
             words_end -= len(end_mark)
         return words_begin, max(words_begin, words_end)  # both marks may overlap around an empty message
 
-    def _render_generation_prompt(self, number: int) -> str:
+    def _render_generation_prompt(self, message_index: int) -> str:
         """Return what the template writes before the words of an answer, such as "<|im_start|>assistant\\n".
 
+        If the template is local, that is, it writes each message in the same way alone as among the others
+        (`_local_text`), only the message before the answer is rendered, and otherwise all messages before it.
+
         Args:
-            number: The number of the answer, a message of the assistant.
+            message_index: The number of the answer, a message of the assistant.
         """
-        local = self._local_text
-        if local is not None and number - 1 in local.starts:
-            messages_before = self._messages[number - 1]  # one is enough, since the template is local
-            text_before = self._render_alone(messages_before)
-            text_with_prompt = self._render_alone(messages_before, generation_prompt=True)
+        local_text = self._local_text
+        if local_text is not None and message_index - 1 in local_text.message_starts:
+            message_before_with_results = self._messages[message_index - 1]
+            text_before = self._render_alone(message_before_with_results)
+            text_with_prompt = self._render_alone(message_before_with_results, generation_prompt=True)
         else:
-            messages_before = _flatten_messages(self._messages[:number])
-            text_before = self._rendering.text(messages_before)
-            text_with_prompt = self._rendering.text(messages_before, generation_prompt=True)
+            messages_before = _flatten_messages(self._messages[:message_index])
+            text_before = self._rendering.render_text(messages_before)
+            text_with_prompt = self._rendering.render_text(messages_before, generation_prompt=True)
         return text_with_prompt[len(text_before) :]
 
     def _cut_others_locally(
-        self, recorded: Pieces, unit_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
+        self,
+        recorded_pieces: Pieces,
+        unit_message_index: int,
+        replacements: Sequence[TemplateMessages],
+        weighted_message_indexes: Sequence[int],
     ) -> list[Pieces] | None:
         """Cut the texts of conversations that differ in one message, and render only the part around that message.
 
         Rendered are the messages from the changed one to the first weighted one, for example
-        "<assistant>[warmth()] 23 <assistant>It is 17.". What stands before the words "It is 17." is the new `unit`. All
-        other text is the same as in `recorded`.
+        "<assistant>[warmth()] 23 <assistant>It is 17.". What stands before the words "It is 17." is the new
+        `unit_text`. All other text is the same as in `recorded_pieces`.
 
         Args:
-            recorded: The cut text of this conversation.
-            unit_message: The number of the message that is replaced.
+            recorded_pieces: The cut text of this conversation.
+            unit_message_index: The number of the message that is replaced.
             replacements: For each other conversation a list with the message in its place, empty if it is left out.
-            weighted: The numbers of the messages whose words the loss is computed over.
+            weighted_message_indexes: The numbers of the messages whose words the loss is computed over.
 
         Returns:
             The pieces of each other conversation. None if the template refuses to render messages alone, or writes them
@@ -323,72 +362,96 @@ class WrittenConversation:
         if self._local_text is None:
             return None
 
-        first_weighted = weighted[0]
-        messages_between = _flatten_messages(self._messages[unit_message + 1 : first_weighted])
-        message_of_words = self._messages[first_weighted][0]  # without the results of its calls
+        first_weighted = weighted_message_indexes[0]
+        messages_between = _flatten_messages(self._messages[unit_message_index + 1 : first_weighted])
+        message_of_words, *_results = self._messages[first_weighted]
         following = [*messages_between, message_of_words]
         try:
-            ending = self._render_ending_alone(recorded, unit_message, following)
+            # From the first weighted words on, "It is 17.<|im_end|>" in the example.
+            ending = self._render_ending_alone(recorded_pieces, unit_message_index, following)
             units = [self._render_unit_alone(replacement, following, ending) for replacement in replacements]
         except RenderingError:
             return None
-        return [recorded._replace(unit=unit) for unit in units]
+        return [recorded_pieces._replace(unit_text=unit) for unit in units]
 
-    def _render_ending_alone(self, recorded: Pieces, unit_message: int, following: Sequence[TemplateMessage]) -> str:
-        """Render a few messages alone, and return the end of their text, such as "It is 17.<|im_end|>".
+    def _render_ending_alone(
+        self, recorded_pieces: Pieces, unit_message_index: int, following_messages: Sequence[TemplateMessage]
+    ) -> str:
+        """Render a few messages alone, and return their text without `recorded_pieces.unit_text`.
+
+        What is returned begins with the first weighted words, such as "It is 17.<|im_end|>".
 
         Args:
-            recorded: The cut text of the whole conversation.
-            unit_message: The number of the first message to render.
-            following: The messages to render after it. The returned text begins with the words of the last one, the
-                first words that the loss is computed over.
+            recorded_pieces: The cut text of the whole conversation. Its `unit_text` reaches from the unit to the first
+                words that the loss is computed over, and these words are the first of its `word_texts`.
+            unit_message_index: The number of the first message to render.
+            following_messages: The messages to render after it and its results. The last one has the first weighted
+                words.
 
         Raises:
-            RenderingError: The messages are written in another way alone than in the whole conversation.
+            RenderingError: The messages are written in another way alone than in the whole conversation, or the
+                template refuses them.
         """
-        rendered = self._render_alone([*self._messages[unit_message], *following])
+        unit_message_with_results = self._messages[unit_message_index]
+        rendered = self._render_alone([*unit_message_with_results, *following_messages])
 
-        text_before_words = recorded.unit
-        first_words = recorded.words[0]
+        text_before_words = recorded_pieces.unit_text
+        first_words = recorded_pieces.word_texts[0]
         if not rendered.startswith(text_before_words + first_words):
-            raise self._build_unstable_error()
+            raise self._build_unstable_template_error()
         return rendered[len(text_before_words) :]
 
-    def _render_unit_alone(self, messages: TemplateMessages, following: Sequence[TemplateMessage], ending: str) -> str:
+    def _render_unit_alone(
+        self, messages: TemplateMessages, following_messages: Sequence[TemplateMessage], ending: str
+    ) -> str:
         """Render a few messages alone, and return their text without its ending.
 
         Args:
             messages: The first messages to render, each with its results.
-            following: The messages to render after them.
+            following_messages: The messages to render after them.
             ending: The ending that the text must have.
 
         Raises:
-            RenderingError: The text does not have this ending.
+            RenderingError: The text does not have this ending, or the template refuses the messages.
         """
-        text = self._render_alone([*_flatten_messages(messages), *following])
+        text = self._render_alone([*_flatten_messages(messages), *following_messages])
         if not text.endswith(ending):
-            raise self._build_unstable_error()
+            raise self._build_unstable_template_error()
         return text[: len(text) - len(ending)]
 
     def _render_alone(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
-        """Render messages after a question, and return their text without the question. Raises RenderingError."""
-        question = self._rendering.text([QUESTION])
-        text = self._rendering.text([QUESTION, *messages], generation_prompt)
+        """Render messages after a question, and return their text without the question.
+
+        Many templates refuse a conversation without a question, so these messages cannot come first.
+
+        Args:
+            messages: The messages.
+            generation_prompt: Whether the text ends with the beginning of an answer, such as
+                "<|im_start|>assistant\\n".
+
+        Raises:
+            RenderingError: The template refuses the messages, or writes the question in another way before them.
+        """
+        question = self._rendering.render_text([QUESTION_MESSAGE])
+        text = self._rendering.render_text([QUESTION_MESSAGE, *messages], generation_prompt)
         if not text.startswith(question):
-            raise self._build_unstable_error()
+            raise self._build_unstable_template_error()
         return text[len(question) :]
 
     # Other templates
 
-    def _find_rendered_cuts(self, text: str, unit_message: int, weighted: Sequence[int]) -> list[int]:
-        """Find where to cut the text of a conversation, for a template that is not local.
+    def _find_rendered_cuts(
+        self, text: str, unit_message_index: int, weighted_message_indexes: Sequence[int]
+    ) -> list[int]:
+        """Find where to cut the text of a conversation around a unit, a call that is judged.
 
-        An offset is the length of the conversation rendered up to there.
+        This is for a template that is not local: it may write a message in another way when others stand around it. So
+        each offset is the length of the conversation rendered up to there.
 
         Args:
             text: The text of the conversation up to the last weighted message.
-            unit_message: The number of the message with the unit.
-            weighted: The numbers of the messages whose words the loss is computed over.
+            unit_message_index: The number of the message with the unit.
+            weighted_message_indexes: The numbers of the messages whose words the loss is computed over.
 
         Returns:
             The offset at which the message with the unit begins, then the two offsets at which the words of each
@@ -397,28 +460,33 @@ class WrittenConversation:
         Raises:
             RenderingError: The text does not begin with a rendering of its first messages.
         """
-        before_unit = self._beginning(unit_message) if unit_message > 0 else ""
+        before_unit = self._render_cached_beginning(unit_message_index) if unit_message_index > 0 else ""
         self._require_beginning(text, before_unit)
 
         cuts = [len(before_unit)]
-        for number in weighted:
-            cuts += self._find_rendered_words(text, number)
+        for message_index in weighted_message_indexes:
+            cuts += self._find_rendered_word_offsets(text, message_index)
         return cuts
 
-    def _find_rendered_words(self, text: str, number: int) -> tuple[int, int]:
-        """Return the offsets in the text at which the words of a message begin and end. Raises RenderingError."""
-        before_words = self._beginning(number, generation_prompt=True)
-        with_words = self._beginning(number + 1, without_results=True)
+    def _find_rendered_word_offsets(self, text: str, message_index: int) -> tuple[int, int]:
+        """Find where the words of a message begin and end in the text of the conversation.
+
+        Raises:
+            RenderingError: The text does not begin with a rendering of the messages up to these words.
+        """
+        before_words = self._render_cached_beginning(message_index, generation_prompt=True)
+        with_words = self._render_cached_beginning(message_index + 1, without_results=True)
         self._require_beginning(text, before_words)
         self._require_beginning(text, with_words)
+
         words_begin = len(before_words)
-        words_end = len(with_words.removesuffix(self._rendering.end))
-        return words_begin, max(words_begin, words_end)
+        words_end = len(with_words.removesuffix(self._rendering.text_after_answer))
+        return words_begin, max(words_begin, words_end)  # the marks around an empty answer may overlap
 
     def _require_beginning(self, text: str, beginning: str) -> None:
-        """Raise RenderingError unless `beginning`, a rendering of the first messages, begins the text of more."""
+        """Raise RenderingError unless a text begins with `beginning`, a rendering of its first messages."""
         if not text.startswith(beginning):
-            raise self._build_unstable_error()
+            raise self._build_unstable_template_error()
 
     def _render_beginning(
         self, message_count: int, without_results: bool = False, generation_prompt: bool = False
@@ -433,40 +501,49 @@ class WrittenConversation:
         """
         beginning = _flatten_messages(self._messages[:message_count])
         if without_results:
-            result_count = len(self._messages[message_count - 1]) - 1
-            beginning = beginning[: len(beginning) - result_count]
-        return self._rendering.text(beginning, generation_prompt)
+            _message, *results = self._messages[message_count - 1]
+            beginning = beginning[: len(beginning) - len(results)]
+        return self._rendering.render_text(beginning, generation_prompt)
 
-    def _cut_like(self, other: Pieces, unit_message: int, weighted: Sequence[int]) -> Pieces:
+    def _cut_like_similar_pieces(
+        self, similar_pieces: Pieces, unit_message_index: int, weighted_message_indexes: Sequence[int]
+    ) -> Pieces:
         """Cut the text of this conversation with the help of a similar one that is cut already.
 
         This conversation is rendered once. What stands between the same beginning and the same ending as in the other
-        one is its `unit`. If it begins or ends in another way, `pieces` finds the cuts by more renderings.
+        one is its `unit_text`. If it begins or ends in another way, `cut_around_unit` finds the cuts by more
+        renderings.
 
         Args:
-            other: The cut text of a conversation that differs in one message.
-            unit_message: The number of that message.
-            weighted: The numbers of the messages in this conversation whose words the loss is computed over.
+            similar_pieces: The cut text of a conversation that differs in one message.
+            unit_message_index: The number of that message.
+            weighted_message_indexes: The numbers of the messages in this conversation whose words the loss is computed
+                over.
+
+        Raises:
+            RenderingError: The conversation cannot be cut, for the reasons given in `cut_around_unit`.
         """
-        text = self._beginning(weighted[-1] + 1, without_results=True)
+        last_weighted_index = weighted_message_indexes[-1]
+        text = self._render_cached_beginning(last_weighted_index + 1, without_results=True)
 
-        text_after_unit = "".join(other.words) + other.rest
-        unit = _find_between(text, other.before, text_after_unit)
+        text_after_unit = "".join(similar_pieces.word_texts) + similar_pieces.ending
+        unit = _find_between(text, similar_pieces.text_before, text_after_unit)
         if unit is None:
-            return self.pieces(unit_message, weighted)
-        return other._replace(unit=unit)
+            return self.cut_around_unit(unit_message_index, weighted_message_indexes)
+        return similar_pieces._replace(unit_text=unit)
 
-    def _build_unstable_error(self) -> RenderingError:
+    def _build_unstable_template_error(self) -> RenderingError:
         """Return the error for a template that writes earlier messages in another way when more follow."""
         return RenderingError(
             f"the template {self._rendering.name} writes earlier messages otherwise once others follow"
         )
 
 
-def _cut_text(text: str, cuts: Sequence[int]) -> Pieces:
-    """Cut a text at ascending offsets, the ends of `before`, `unit` and each of the `words`."""
-    before, unit, *words = [text[start:end] for start, end in pairwise([0, *cuts])]
-    return Pieces(before=before, unit=unit, words=tuple(words), rest=text[cuts[-1] :])
+def _cut_text_into_pieces(text: str, cut_offsets: Sequence[int]) -> Pieces:
+    """Cut a text at ascending offsets: where `text_before`, `unit_text` and each of the `word_texts` end."""
+    text_before, unit_text, *word_texts = [text[start:end] for start, end in pairwise([0, *cut_offsets])]
+    ending = text[cut_offsets[-1] :]
+    return Pieces(text_before, unit_text, tuple(word_texts), ending)
 
 
 def _find_between(text: str, beginning: str, ending: str) -> str | None:
@@ -481,7 +558,7 @@ def _find_between(text: str, beginning: str, ending: str) -> str | None:
     return text[len(beginning) : len(text) - len(ending)]
 
 
-def _find_first_answer(messages: TemplateMessages) -> int:
+def _find_first_answer_index(messages: TemplateMessages) -> int:
     """Find the first message that the assistant wrote or that has calls.
 
     Returns:

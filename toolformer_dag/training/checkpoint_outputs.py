@@ -10,29 +10,29 @@ import polars as pl
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import Column
 from toolformer_dag.files import StorageError, unseal_record
-from toolformer_dag.lake.record import changes, record
-from toolformer_dag.model.weights import checkpoint_folder
+from toolformer_dag.lake.record import build_record, list_record_changes
+from toolformer_dag.model.weights import get_checkpoint_folder
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.augmented_corpus import scan_corpus_rows
 from toolformer_dag.pipeline.merging import TRAIN
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.training.checkpoints import checkpoints
+from toolformer_dag.training.checkpoints import build_checkpoints_by_name
 from toolformer_dag.training.training_report import (
-    CARD,
-    RECORD,
+    CARD_FILE_NAME,
+    RECORD_FILE_NAME,
     Point,
     TrainingReport,
     build_run_identity,
-    is_card_lost,
-    read_report,
+    is_card_missing_or_changed,
+    read_training_report,
 )
 
 
-def explain_too_few_to_train(plan: Plan) -> str | None:
-    """Check whether C* has enough texts to train on, which is `training.min_texts`.
+def explain_too_few_training_texts(plan: Plan) -> str | None:
+    """Explain why C* has too few texts to train on, which are fewer than `training.min_texts`.
 
     Returns:
-        None if it has. Otherwise a message that says what to change.
+        A message that says what to change. None if there are enough texts.
 
     Raises:
         MissingPart: There is no C*.
@@ -40,88 +40,109 @@ def explain_too_few_to_train(plan: Plan) -> str | None:
     """
     counts = count_training_texts(plan)
     min_texts = plan.settings.training.min_texts
-    if counts.texts >= min_texts:
+    if counts.text_count >= min_texts:
         return None
 
-    kept_per_thousand = 1000 * counts.texts / max(1, counts.documents)
+    kept_per_thousand = 1000 * counts.text_count / max(1, counts.document_count)
     return (
-        f"{counts.texts} texts in C*: too few to train on (minimum {min_texts}: training.min_texts); lower tau_f, "
+        f"{counts.text_count} texts in C*: too few to train on (minimum {min_texts}: training.min_texts); lower tau_f, "
         f"raise k, or add shards: these keep about {kept_per_thousand:,.0f} per 1,000 documents"
     )
 
 
 class TextCounts(NamedTuple):
-    """Texts of C* to train on, and the documents of all shards, of which they were made."""
+    """How many texts of C* there are to train on, and from how many documents of all shards they were made."""
 
-    texts: int
-    documents: int
+    text_count: int
+    document_count: int
 
 
 def count_training_texts(plan: Plan) -> TextCounts:
-    """Count the texts of C* to train on, and the documents. Raises MissingPart, DamagedPart."""
-    train_rows = scan_corpus_rows(plan.lake, ["split"]).filter(pl.col("split") == TRAIN)
-    shards = plan.lake.table(raw_shards.NAME).pointers().values()
+    """Count the texts of C* to train on, and the documents of all shards (the files of the corpus C).
+
+    Raises:
+        MissingPart: There is no C*.
+        DamagedPart: C* is damaged.
+    """
+    training_rows = scan_corpus_rows(plan.lake, ["split"]).filter(pl.col("split") == TRAIN)
+    shard_pointers = plan.lake.get_table(raw_shards.TABLE_NAME).read_pointers_by_part().values()
     return TextCounts(
-        texts=train_rows.select(pl.len()).collect().item(),
-        documents=sum(shard.rows for shard in shards),
+        text_count=training_rows.select(pl.len()).collect().item(),
+        document_count=sum(pointer.row_count for pointer in shard_pointers),
     )
 
 
-def find_checkpoint_reasons(plan: Plan, name: str) -> list[str]:
+def find_checkpoint_stale_reasons(plan: Plan, checkpoint_name: str) -> list[str]:
     """Find the reasons why a checkpoint is missing or out of date.
 
     Returns:
         A sentence per reason. The list is empty if the checkpoint is up to date. It is also empty if a table or another
-        checkpoint that it is trained from is missing: this one has its own reasons, which are reported, too.
+        checkpoint that it is trained from is missing, since the reasons for that are reported elsewhere.
 
     Raises:
         ModelError: The model of the settings cannot be found.
     """
-    folder = checkpoint_folder(plan.settings, name)
-    missing_or_damaged = _find_lost_files(folder)
-    if missing_or_damaged is not None:
-        return [missing_or_damaged]
+    folder = get_checkpoint_folder(plan.settings, checkpoint_name)
+    lost_files_reason = _explain_lost_files(folder)
+    if lost_files_reason is not None:
+        return [lost_files_reason]
 
-    checkpoint = checkpoints(plan.settings)[name]
+    checkpoint = build_checkpoints_by_name(plan.settings)[checkpoint_name]
     try:
-        data, recipe = checkpoint.read_data_and_recipe(plan)
+        data, training_settings = checkpoint.read_data_and_settings(plan)
     except StorageError:  # the table of its texts is missing or damaged
         return []
 
-    if plan.lake.table(CURVE).find_whole_pointer(name) is None:
-        return [f"{CURVE} lacks it"]
+    curve_pointer = plan.lake.get_table(CURVE_TABLE_NAME).find_checked_pointer(checkpoint_name)
+    if curve_pointer is None:
+        return [f"{CURVE_TABLE_NAME} lacks it"]
 
-    base = checkpoint.base(plan)
-    if _is_untrained_checkpoint(plan, base):  # the other checkpoint is missing
+    base_model = checkpoint.get_base_model(plan)
+    if _is_untrained_checkpoint(plan, base_model):  # the other checkpoint is missing
         return []
-    return _list_changes_since(folder, build_run_identity(base, data, recipe))
+
+    run_identity = build_run_identity(base_model, data, training_settings)
+    return _list_run_changes(folder, run_identity)
 
 
-def _is_untrained_checkpoint(plan: Plan, base: ModelSettings) -> bool:
+def _is_untrained_checkpoint(plan: Plan, base_model: ModelSettings) -> bool:
     """Return whether a base model is another checkpoint of the plan that does not exist yet."""
-    folders = [checkpoint_folder(plan.settings, name) for name in checkpoints(plan.settings)]
-    return Path(base.name) in folders and not Path(base.name).exists()
+    checkpoint_folders = [
+        get_checkpoint_folder(plan.settings, checkpoint_name)
+        for checkpoint_name in build_checkpoints_by_name(plan.settings)
+    ]
+    base_path = Path(base_model.name)
+    return base_path in checkpoint_folders and not base_path.exists()
 
 
-def _list_changes_since(folder: Path, identity: Mapping[str, object]) -> list[str]:
-    """Return what is different in the identity of a run now from the run of the checkpoint in `folder`."""
-    run_now = json.loads(json.dumps(identity))  # as it is read from a file
-    stored_run = unseal_record((folder / RECORD).read_bytes())
-    return [str(change) for change in changes(_to_record(stored_run), _to_record(run_now))]
+def _list_run_changes(folder: Path, run_identity: Mapping[str, object]) -> list[str]:
+    """List the differences between the run of the checkpoint in `folder` and a run now, as sentences.
+
+    Args:
+        folder: The folder of the checkpoint.
+        run_identity: The identity that a run would have now.
+    """
+    current_run = json.loads(json.dumps(run_identity))  # in the form in which it would be read from a file
+    current_record = _build_comparable_record(current_run)
+
+    stored_run = unseal_record((folder / RECORD_FILE_NAME).read_bytes())
+    stored_record = _build_comparable_record(stored_run)
+
+    return [str(change) for change in list_record_changes(stored_record, current_record)]
 
 
-def _find_lost_files(folder: Path) -> str | None:
-    """Return what is missing or damaged of a checkpoint in a folder; None where it is whole."""
+def _explain_lost_files(folder: Path) -> str | None:
+    """Explain which files of a checkpoint are missing or damaged. Return None if it is whole."""
     if not folder.exists():
         return "never made"
-    if read_report(folder) is None:
+    if read_training_report(folder) is None:
         return f"{folder} is gone or not whole"
-    if is_card_lost(folder):
-        return f"{folder / CARD} is gone or not what was written; the weights are whole"
+    if is_card_missing_or_changed(folder):
+        return f"{folder / CARD_FILE_NAME} is gone or not what was written; the weights are whole"
     return None
 
 
-CURVE = "training/training_curve"
+CURVE_TABLE_NAME = "training/training_curve"
 """The lake's table of the curves; a part per checkpoint."""
 CURVE_COLUMNS = {
     "checkpoint": Column(pl.String(), "finetuned_checkpoint (on C*) or baseline_checkpoint (on C)"),
@@ -134,55 +155,65 @@ CURVE_COLUMNS = {
 }
 
 
-def publish_curve(plan: Plan, name: str, report: TrainingReport) -> pl.DataFrame:
-    """Publish the training curve of a checkpoint in the table CURVE; return its rows, with CURVE_COLUMNS.
+def publish_curve(plan: Plan, checkpoint_name: str, report: TrainingReport) -> pl.DataFrame:
+    """Publish the training curve of a checkpoint in the table CURVE_TABLE_NAME.
 
-    Raises WriteError.
+    Returns:
+        The published rows, with CURVE_COLUMNS.
+
+    Raises:
+        WriteError: The rows cannot be written.
     """
-    rows = _build_curve_table(name, report)
-    inputs = {name: report.fingerprint}
-    plan.lake.table(CURVE).publish(name, [rows], lambda: record({}, inputs, stage="training_curve", tool=None))
-    return rows
+    curve_rows = _build_curve_table(checkpoint_name, report)
+    inputs = {checkpoint_name: report.fingerprint}
+    plan.lake.get_table(CURVE_TABLE_NAME).publish(
+        checkpoint_name, [curve_rows], lambda: build_record({}, inputs, stage="training_curve", tool=None)
+    )
+    return curve_rows
 
 
-def _build_curve_table(name: str, report: TrainingReport) -> pl.DataFrame:
-    """Return the training losses of the checkpoint `name`, then its held-out metric, with CURVE_COLUMNS."""
-    training_rows = _build_curve_rows(name, report, "training", report.losses)
-    heldout_rows = _build_curve_rows(name, report, "held-out", report.heldout)
-    schema = {column: declared.dtype for column, declared in CURVE_COLUMNS.items()}
+def _build_curve_table(checkpoint_name: str, report: TrainingReport) -> pl.DataFrame:
+    """Return the training losses of a checkpoint, then its held-out metric, as rows with CURVE_COLUMNS."""
+    training_rows = _build_curve_rows(checkpoint_name, report, "training", report.losses)
+    heldout_rows = _build_curve_rows(checkpoint_name, report, "held-out", report.heldout)
+
+    schema = {name: column.dtype for name, column in CURVE_COLUMNS.items()}
     return pl.DataFrame([*training_rows, *heldout_rows], schema=schema)
 
 
-def _build_curve_rows(name: str, report: TrainingReport, kind: str, points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Build the rows of one curve of a checkpoint for the table CURVE.
+def _build_curve_rows(
+    checkpoint_name: str, report: TrainingReport, curve_kind: str, points: Sequence[Point]
+) -> list[dict[str, Any]]:
+    """Build the rows of one curve of a checkpoint for the table CURVE_TABLE_NAME.
 
     Args:
-        name: The name of the checkpoint.
+        checkpoint_name: The name of the checkpoint.
         report: The report of its training, which knows the published step.
-        kind: "training" or "held-out".
+        curve_kind: "training" or "held-out".
         points: The points of the curve.
     """
-    rows = []
+    curve_rows = []
     for point in points:
-        rows.append(
-            {
-                "checkpoint": name,
-                "step": point.step,
-                "measure": f"{kind} {point.measure}",
-                "value": point.value,
-                "published": point.step == report.best_step,
-            }
-        )
-    return rows
+        curve_row = {
+            "checkpoint": checkpoint_name,
+            "step": point.step,
+            "measure": f"{curve_kind} {point.measure}",
+            "value": point.value,
+            "published": point.step == report.best_step,
+        }
+        curve_rows.append(curve_row)
+    return curve_rows
 
 
-def _to_record(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert the identity of a finetuning run to the form of the lake's records, so that `changes` can compare it.
+def _build_comparable_record(run_identity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Convert the identity of a finetuning run to the form of the lake's records, for `list_record_changes`.
 
     The texts become inputs, and everything else becomes settings.
     """
-    settings = dict(run["settings"])
+    settings = dict(run_identity["settings"])
     for key in ("base", "markers", "bos", "calls_end", "learned_after"):
-        if key in run:
-            settings[key] = run[key]
-    return {"settings": settings, "inputs": {"texts": run["texts"], "heldout": run["heldout"]}}
+        if key in run_identity:
+            settings[key] = run_identity[key]
+
+    inputs = {"texts": run_identity["texts"], "heldout": run_identity["heldout"]}
+    return {"settings": settings, "inputs": inputs}

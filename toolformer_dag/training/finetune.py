@@ -14,31 +14,37 @@ from transformers import AutoConfig
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.record import get_installed_version
-from toolformer_dag.model.loading import load_from_hub
+from toolformer_dag.model.loading import load_pretrained
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.recipe import check_recipe, is_divided, merged, set_cache
-from toolformer_dag.training.trainer import Measured, PreparedRun, StepProgress, prepare, world_size
+from toolformer_dag.training.recipe import check_recipe, has_divided_weights, load_merged_model, set_use_cache
+from toolformer_dag.training.trainer import (
+    MeasurementCallback,
+    PreparedRun,
+    StepCallback,
+    get_process_count,
+    prepare_run,
+)
 from toolformer_dag.training.training_report import (
-    NOT_WEIGHTS,
+    RESUME_FILE_PATTERNS,
     TrainingData,
     TrainingError,
     TrainingReport,
     build_run_identity,
-    curve,
-    publish,
-    read_report,
-    write_record,
+    extract_curve,
+    publish_checkpoint,
+    read_training_report,
+    write_training_record,
 )
 
 
 def finetune(
-    base: ModelSettings,
+    base_model: ModelSettings,
     data: TrainingData,
     settings: TrainingSettings,
-    out: Path,
-    progress: StepProgress | None = None,
-    measured: Measured | None = None,
+    output_folder: Path,
+    step_callback: StepCallback | None = None,
+    measurement_callback: MeasurementCallback | None = None,
 ) -> TrainingReport:
     """Finetune a model in this process, and publish the checkpoint that is best on the held-out rows.
 
@@ -46,46 +52,57 @@ def finetune(
     Under torchrun, every process calls this function, and process 0 publishes. `train` starts these processes.
 
     Args:
-        base: The model. Its dtype and token budget have no effect. Its device only matters if it is `cpu`, which avoids
-            GPUs.
+        base_model: The model. Its dtype and token budget have no effect. Its device only matters if it is `cpu`, which
+            avoids GPUs.
         data: The rows to train on, and the held-out rows.
         settings: The settings of the training.
-        out: The folder of the checkpoint. If it holds the same run already, nothing is trained. Another run in it is
-            replaced when this one is finished.
-        progress: Called after each step.
-        measured: Called for each point of a curve.
+        output_folder: The folder of the checkpoint. If it holds the same run already, nothing is trained. Another run
+            in it is replaced when this one is finished.
+        step_callback: Called after each step.
+        measurement_callback: Called for each point of a curve.
+
+    Returns:
+        The report of the training, or that of the run that was finished before.
 
     Raises:
         TrainingError: The training cannot run, also because of a full disk or a damaged checkpoint.
         ModelError: The model cannot be loaded.
     """
-    _check_rows(data)
-    check_recipe(base, settings, world_size())
+    _require_rows(data)
+    check_recipe(base_model, settings, get_process_count())
 
-    identity = build_run_identity(base, data, settings)
-    name = fingerprint(identity)
-    finished = find_finished_run(name, out)
-    if finished:
-        return finished
+    identity = build_run_identity(base_model, data, settings)
+    run_fingerprint = fingerprint(identity)
+    finished_report = find_finished_run(run_fingerprint, output_folder)
+    if finished_report:
+        return finished_report
 
-    folder = out.with_name(f"{out.name}.partial-{name}")  # `publish` removes such folders of other runs
-    began = time.monotonic()
-    run = prepare(base, data, settings, folder, progress, measured)
-    with _explain_disk_errors(folder, run.checkpoint):
-        run.train()
-        report = _build_report(run, name, seconds=time.monotonic() - began)
+    # `publish_checkpoint` removes such folders of other runs.
+    partial_folder = output_folder.with_name(f"{output_folder.name}.partial-{run_fingerprint}")
+    start_time = time.monotonic()
+    prepared_run = prepare_run(base_model, data, settings, partial_folder, step_callback, measurement_callback)
+    trainer = prepared_run.trainer
+    with _explain_disk_errors(partial_folder, prepared_run.resume_checkpoint):
+        prepared_run.run_training()
+        report = _build_training_report(prepared_run, run_fingerprint, seconds=time.monotonic() - start_time)
 
-        run.trainer.accelerator.wait_for_everyone()
-        if run.trainer.is_world_process_zero():
-            final = _write_final_folder(run.trainer, base, settings, folder / "final")
-            write_record(final, report, {"fingerprint": name, **identity, "versions": _get_library_versions()})
-            publish(final, out)
-        run.trainer.accelerator.wait_for_everyone()
+        # Process 0 publishes once all processes have written their files, and the others wait for it.
+        trainer.accelerator.wait_for_everyone()
+        if trainer.is_world_process_zero():
+            final_folder = _write_final_folder(trainer, base_model, settings, partial_folder / "final")
+            record_fields = {"fingerprint": run_fingerprint, **identity, "versions": _get_library_versions()}
+            write_training_record(final_folder, report, record_fields)
+            publish_checkpoint(final_folder, output_folder)
+        trainer.accelerator.wait_for_everyone()
     return report
 
 
-def _check_rows(data: TrainingData) -> None:
-    """Raise TrainingError where there are no rows to train on, or none held out."""
+def _require_rows(data: TrainingData) -> None:
+    """Check that there are rows to train on, and held-out rows.
+
+    Raises:
+        TrainingError: One of them is missing.
+    """
     if not data.train or not data.heldout:
         raise TrainingError(
             f"nothing to finetune on: {len(data.train)} texts, {len(data.heldout)} held-out texts; lower tau_f or add "
@@ -94,147 +111,173 @@ def _check_rows(data: TrainingData) -> None:
 
 
 def _get_library_versions() -> dict[str, str]:
-    """Return the versions of the libraries that train; the record holds them, the identity of a run does not."""
+    """Return the versions of the libraries that train. They are recorded, but are not part of a run's identity."""
     return {library: get_installed_version(library) for library in ("torch", "transformers", "accelerate")}
 
 
-def find_finished_run(name: str, out: Path) -> TrainingReport | None:
-    """Return the report of the run with the fingerprint `name`, marked as reused; None where `out` does not hold it."""
-    finished = read_report(out)
-    if finished is None or finished.fingerprint != name:
+def find_finished_run(run_fingerprint: str, output_folder: Path) -> TrainingReport | None:
+    """Return the report of a finished run, marked as reused.
+
+    Returns:
+        The report. None if `output_folder` holds no whole checkpoint, or that of a run with another fingerprint.
+    """
+    report = read_training_report(output_folder)
+    if report is None or report.fingerprint != run_fingerprint:
         return None
-    return replace(finished, reused=True)
+    return replace(report, reused=True)
 
 
 @contextmanager
-def _explain_disk_errors(folder: Path, checkpoint: Path | None) -> Iterator[None]:
+def _explain_disk_errors(folder: Path, resume_checkpoint: Path | None) -> Iterator[None]:
     """Turn an error of the `with` block into a TrainingError, if a full disk or a damaged checkpoint caused it.
 
     Args:
         folder: The folder in which checkpoints are written.
-        checkpoint: The checkpoint from which the run resumed, if any.
+        resume_checkpoint: The checkpoint from which the run resumed, if any.
     """
     try:
         yield
     except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        disk_error = _find_disk_error(folder, checkpoint, error)
-        if disk_error is None:
+        disk_error = _build_disk_error(folder, resume_checkpoint, error)
+        if disk_error is None:  # the disk did not cause it
             raise
         raise disk_error from error
 
 
-def _find_disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
-    """Find out whether the disk caused an error, which means that a checkpoint could not be written or read.
+def _build_disk_error(folder: Path, resume_checkpoint: Path | None, error: Exception) -> TrainingError | None:
+    """Explain an error that the disk caused, because a checkpoint could not be written or read.
 
     Returns:
         The error to raise instead, or None if there is another cause.
     """
     message = " ".join(str(error).split())[:200]
-    if _is_of_damaged_checkpoint(error, message):
+    if _is_damaged_checkpoint_error(error, message):
         return TrainingError(
-            f"the checkpoint {checkpoint} is damaged ({message}); remove it and run again, which goes on from the one "
-            "before"
+            f"the checkpoint {resume_checkpoint} is damaged ({message}); remove it and run again, "
+            "which goes on from the one before"
         )
 
-    reason = _find_disk_reason(error, message)
+    reason = _explain_disk_error(error, message)
     if reason is None:
         return None
     return TrainingError(f"weights in {folder} cannot be written or read ({reason}); free disk space and run again")
 
 
-def _is_of_damaged_checkpoint(error: Exception, message: str) -> bool:
-    """Return whether reading a damaged checkpoint caused an error. message: the error's text on one line."""
+def _is_damaged_checkpoint_error(error: Exception, message: str) -> bool:
+    """Return whether reading a damaged checkpoint caused an error, of which `message` is the text on one line."""
     return isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in message
 
 
-def _find_disk_reason(error: Exception, message: str) -> str | None:
-    """Return why the disk caused an error; None where it did not. message: the error's text on one line."""
-    if "PytorchStreamWriter" in message or "inline_container" in message:
+def _explain_disk_error(error: Exception, message: str) -> str | None:
+    """Explain how the disk caused an error.
+
+    Args:
+        error: The error.
+        message: The text of the error on one line.
+
+    Returns:
+        The reason, or None if the disk did not cause the error.
+    """
+    was_write_incomplete = "PytorchStreamWriter" in message or "inline_container" in message
+    if was_write_incomplete:
         return "the disk took less than was written"
+
     if isinstance(error, OSError) and error.errno is not None:
         return error.strerror or message
-    return message if isinstance(error, SafetensorError | shutil.Error) else None
+    if isinstance(error, SafetensorError | shutil.Error):
+        return message
+    return None
 
 
-def _build_report(run: PreparedRun, name: str, *, seconds: float) -> TrainingReport:
+def _build_training_report(prepared_run: PreparedRun, run_fingerprint: str, *, seconds: float) -> TrainingReport:
     """Build the report of a run whose training has ended.
 
     Args:
-        run: The run.
-        name: The fingerprint of the run.
+        prepared_run: The run.
+        run_fingerprint: The fingerprint of the run.
         seconds: How long it took.
 
     Raises:
         TrainingError: The held-out metric was never finite.
     """
-    trainer = run.trainer
-    state = trainer.state
-    metric = trainer.objective.metric
+    trainer = prepared_run.trainer
+    trainer_state = trainer.state
+    metric_name = trainer.objective.metric_name
+    training_examples = prepared_run.training_examples
     return TrainingReport(
-        fingerprint=name,
-        steps=state.global_step,
-        best_step=_get_best_step(state, metric),
-        texts=run.examples.texts,
-        examples=len(run.examples.sequences),
-        split_texts=run.examples.split,
-        empty_texts=run.examples.empty,
-        tokens=run.examples.tokens,
+        fingerprint=run_fingerprint,
+        steps=trainer_state.global_step,
+        best_step=_get_best_step(trainer_state, metric_name),
+        texts=training_examples.text_count,
+        examples=len(training_examples.sequences),
+        split_texts=training_examples.split_text_count,
+        empty_texts=training_examples.empty_text_count,
+        tokens=training_examples.token_count,
         seconds=seconds,
         device=str(trainer.args.device),
-        processes=world_size(),
-        divided=is_divided(list(trainer.model.parameters())),
-        losses=curve(state.log_history, "loss"),
-        heldout=curve(state.log_history, metric, "eval_"),
+        processes=get_process_count(),
+        divided=has_divided_weights(list(trainer.model.parameters())),
+        losses=extract_curve(trainer_state.log_history, "loss"),
+        heldout=extract_curve(trainer_state.log_history, metric_name, "eval_"),
     )
 
 
-def _get_best_step(state: Any, metric: str) -> int:
+def _get_best_step(trainer_state: Any, metric_name: str) -> int:
     """Return the step with the best held-out metric.
 
     Args:
-        state: The state of the Trainer.
-        metric: The name of the metric, for the message.
+        trainer_state: The state of the Trainer.
+        metric_name: The name of the metric, for the message.
 
     Raises:
         TrainingError: The metric was never finite.
     """
-    if state.best_global_step is None:
+    if trainer_state.best_global_step is None:
         raise TrainingError(
-            f"held-out {metric} was never finite in {state.global_step} steps; lower training.learning_rate"
+            f"held-out {metric_name} was never finite in {trainer_state.global_step} steps; "
+            "lower training.learning_rate"
         )
-    return int(state.best_global_step)
+    return int(trainer_state.best_global_step)
 
 
-def _write_final_folder(trainer: Any, base: ModelSettings, settings: TrainingSettings, final: Path) -> Path:
-    """Write the trained model to the folder `final`, in a form that transformers can load.
+def _write_final_folder(
+    trainer: Any, base_model: ModelSettings, settings: TrainingSettings, final_folder: Path
+) -> Path:
+    """Write the trained model to the folder `final_folder`, in a form that transformers can load.
 
     It is the checkpoint that was best on the held-out rows, without the files that only a resumed run needs. LoRA's
-    adapters are merged into the weights of `base`.
+    adapters are merged into the weights of `base_model`.
 
     Args:
         trainer: The Trainer, after its training.
-        base: The model that was finetuned.
+        base_model: The model that was finetuned.
         settings: The settings of the training.
-        final: The folder to write. What is in it is removed first.
+        final_folder: The folder to write. What is in it is removed first.
 
     Returns:
-        The folder `final`.
+        The folder `final_folder`.
     """
-    best = Path(trainer.state.best_model_checkpoint)
-    shutil.rmtree(final, ignore_errors=True)  # left by a run that was killed here
+    best_checkpoint = Path(trainer.state.best_model_checkpoint)
+    shutil.rmtree(final_folder, ignore_errors=True)  # left by a run that was killed here
 
-    if settings.lora_rank is None:
-        _copy_weights(best, final, base)
-    else:  # the checkpoint has only the adapters
-        merged(base, settings, best).save_pretrained(final)
+    has_adapters = settings.lora_rank is not None
+    if has_adapters:  # the checkpoint has only the adapters
+        load_merged_model(base_model, settings, best_checkpoint).save_pretrained(final_folder)
         tokenizer = trainer.processing_class
-        tokenizer.save_pretrained(final)
-    return final
+        tokenizer.save_pretrained(final_folder)
+    else:
+        _copy_checkpoint_weights(best_checkpoint, final_folder, base_model)
+    return final_folder
 
 
-def _copy_weights(best: Path, final: Path, base: ModelSettings) -> None:
-    """Copy weights, config, tokenizer and code; the config says again that passes return keys and values."""
-    shutil.copytree(best, final, ignore=shutil.ignore_patterns(*NOT_WEIGHTS))
-    config = load_from_hub(AutoConfig, str(final), {"trust_remote_code": base.trust_remote_code})
-    set_cache(config, True)
-    config.save_pretrained(final)
+def _copy_checkpoint_weights(best_checkpoint: Path, final_folder: Path, base_model: ModelSettings) -> None:
+    """Copy a checkpoint without the files that only a resumed run needs, and turn the model's cache on again.
+
+    Training had turned the cache of keys and values off in the config. Without it, generating text is slow.
+    """
+    shutil.copytree(best_checkpoint, final_folder, ignore=shutil.ignore_patterns(*RESUME_FILE_PATTERNS))
+
+    loading_options = {"trust_remote_code": base_model.trust_remote_code}
+    config = load_pretrained(AutoConfig, str(final_folder), loading_options)
+    set_use_cache(config, True)
+    config.save_pretrained(final_folder)

@@ -13,31 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from toolformer_dag.files import (
-    FILES,
+    FILES_FIELD,
     UserError,
-    hash_files_beside,
-    list_damaged_beside,
+    hash_sibling_files,
+    list_damaged_files,
     replace_folder,
     seal_record,
     unseal_record,
-    write_whole,
+    write_file_atomically,
 )
-from toolformer_dag.identity import content_hash, fingerprint
+from toolformer_dag.identity import compute_content_hash, fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.requests import WINDOW_WEIGHTS
 from toolformer_dag.model.weights import (
-    CHECKPOINT,
+    CHECKPOINT_FILE_NAME,
     DamagedCheckpoint,
-    checkpoint_folder,
-    model_name,
+    get_checkpoint_folder,
     read_model_identity,
+    resolve_model_name,
 )
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.settings.setting_types import select_determining_settings
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.texts.input_ends import NAMED_IN_TEXT
+from toolformer_dag.texts.input_ends import NAMED_CALL_IN_TEXT_PATTERN
 
 
 class TrainingError(UserError):
@@ -48,19 +48,21 @@ class TrainingError(UserError):
 class TrainingData:
     """The rows that a run trains on, and those held out, on which its best checkpoint is chosen.
 
-    A row is plain JSON data, in a form that the objective reads: for language modelling it is a text.
+    A row is plain JSON data, in a form that the objective reads. For language modeling it is a text.
     """
 
     train: Sequence[Any]
     heldout: Sequence[Any]
 
 
-PAPER_WINDOW = 5
+PAPER_WINDOW_TOKENS = 5
 """Tokens of the paper's loss window; a checkpoint that was trained with it has no window in its identity."""
 
 
-def build_run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
-    """Collect what determines the weights of a checkpoint: the base model, the settings and the hashes of the rows.
+def build_run_identity(
+    base_model: ModelSettings, data: TrainingData, settings: TrainingSettings
+) -> Mapping[str, object]:
+    """Return what determines the weights of a checkpoint: the base model, the settings and the hashes of the rows.
 
     A run is not repeated if a finished checkpoint has the same identity.
 
@@ -69,37 +71,40 @@ def build_run_identity(base: ModelSettings, data: TrainingData, settings: Traini
     """
     identity: dict[str, object] = {
         # The markers of calls, and whether texts begin with BOS. Both are written into the checkpoint's tokenizer.
-        **determining(base, "markers", "bos"),
-        "base": dict(read_model_identity(model_name(base), base.revision)),
-        "settings": settings.determining(),
+        **select_determining_settings(base_model, "markers", "bos"),
+        "base": dict(read_model_identity(resolve_model_name(base_model), base_model.revision)),
+        "settings": settings.select_weight_settings(),
         "texts": fingerprint(list(data.train)),
         "heldout": fingerprint(list(data.heldout)),
     }
     if settings.keep_base:  # text outside calls is learned from the base model, so it matters where calls end
-        identity |= _build_kept_base_identity(data)
+        identity |= _build_kept_base_model_identity(data)
     return identity
 
 
-def _build_kept_base_identity(data: TrainingData) -> dict[str, object]:
-    """Return what determines the weights with `keep_base` besides; empty where earlier releases trained the same."""
+def _build_kept_base_model_identity(data: TrainingData) -> dict[str, object]:
+    """Return what else determines the weights with `keep_base`, which depends on how calls are found in the texts.
+
+    It is empty if earlier releases would train the same weights, so that their checkpoints stay up to date.
+    """
     identity: dict[str, object] = {}
     if _has_named_arguments(data.train):
         identity["calls_end"] = "by quotes"  # in earlier releases, such calls ended at the first bracket
-    if len(WINDOW_WEIGHTS) != PAPER_WINDOW:
+    if len(WINDOW_WEIGHTS) != PAPER_WINDOW_TOKENS:
         identity["learned_after"] = len(WINDOW_WEIGHTS)  # so many tokens after a call are learned
     return identity
 
 
 def _has_named_arguments(rows: Sequence[Any]) -> bool:
-    """Return whether some training texts hold calls with named arguments, in which a bracket in quotes ends no call."""
-    texts = [row for row in rows if isinstance(row, str)]
-    return any(NAMED_IN_TEXT.search(text) for text in texts)
+    """Return whether a training text has a call with named arguments, in which a bracket in quotes ends no call."""
+    texts = [row for row in rows if isinstance(row, str)]  # rows of other objectives need not be texts
+    return any(NAMED_CALL_IN_TEXT_PATTERN.search(text) for text in texts)
 
 
-SHARES = "shares"
+SHARES_FOLDER_NAME = "shares"
 """Folder of a checkpoint with moments and random states, each process's share, where weights are divided."""
-NOT_WEIGHTS = (
-    SHARES,
+RESUME_FILE_PATTERNS = (
+    SHARES_FOLDER_NAME,
     "trainer_state.json",
     "training_args.bin",
     "optimizer.pt",
@@ -110,65 +115,71 @@ NOT_WEIGHTS = (
 """Patterns of the files of a Trainer's checkpoint that only a resumed run needs."""
 
 
-def find_last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None:
+def find_last_complete_checkpoint(checkpoints_folder: Path, divides_weights: bool = False) -> Path | None:
     """Find the newest checkpoint in a folder from which a run can resume.
 
     Incomplete checkpoints are skipped. A checkpoint with the other kind of optimizer state is skipped with a warning.
 
     Args:
-        folder: The folder of the checkpoints.
-        sharded: Whether the run divides its weights among processes.
+        checkpoints_folder: The folder of the checkpoints.
+        divides_weights: Whether the run divides its weights among processes.
 
     Returns:
         The folder of the checkpoint, or None if there is none.
     """
-    optimizer_state = Path(SHARES, ".metadata") if sharded else Path("optimizer.pt")
-    for checkpoint in _list_newest_first(folder):
-        if not _is_complete(checkpoint):
+    optimizer_state_file = Path(SHARES_FOLDER_NAME, ".metadata") if divides_weights else Path("optimizer.pt")
+    for checkpoint in _list_checkpoints_newest_first(checkpoints_folder):
+        if not _is_complete_checkpoint(checkpoint):
             continue
-
-        if (checkpoint / optimizer_state).is_file():
+        if (checkpoint / optimizer_state_file).is_file():
             return checkpoint
+
+        # Processes that divide the weights wrote it, but this run does not divide them, or the reverse.
         logging.getLogger(__name__).warning(
             "%s was written by one process or by several, the other way round: not gone on from", checkpoint
         )
     return None
 
 
-def _list_newest_first(folder: Path) -> list[Path]:
+def _list_checkpoints_newest_first(checkpoints_folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, such as `checkpoint-200`, by descending step."""
-    step_of: dict[Path, int] = {}
-    for path in folder.glob("checkpoint-*"):
-        step = path.name.rpartition("-")[2]
-        if step.isdecimal():
-            step_of[path] = int(step)
-    return sorted(step_of, key=step_of.__getitem__, reverse=True)
+    step_by_checkpoint: dict[Path, int] = {}
+    for path in checkpoints_folder.glob("checkpoint-*"):
+        _, _, step_text = path.name.rpartition("-")
+        if step_text.isdecimal():
+            step_by_checkpoint[path] = int(step_text)
+    return sorted(step_by_checkpoint, key=step_by_checkpoint.__getitem__, reverse=True)
 
 
-def _is_complete(checkpoint: Path) -> bool:
-    """Return whether the Trainer's state, the file that it writes last, is there and whole."""
+def _is_complete_checkpoint(checkpoint: Path) -> bool:
+    """Return whether a checkpoint has the Trainer's state, which is written last, and whether it can be read."""
+    state_file = checkpoint / "trainer_state.json"
     try:
-        return bool(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
+        trainer_state = json.loads(state_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
+    return bool(trainer_state)
 
 
-RECORD = CHECKPOINT
+RECORD_FILE_NAME = CHECKPOINT_FILE_NAME
 """File of a published checkpoint: the record of its run, training.json."""
-CARD = "README.md"
+CARD_FILE_NAME = "README.md"
 """File of a published checkpoint: its model card."""
 CARD_TAGS = b"\n- toolformer\n- tool-use\n"
 """Stands in every card that is written here, and so tells a damaged card from a README that somebody wrote."""
-CARD_SEAL = re.compile(rb"\n<!-- [0-9a-f]{32} -->\n\Z")
+CARD_SEAL_PATTERN = re.compile(rb"\n<!-- [0-9a-f]{32} -->\n\Z")
 """The last line of every card that is written here: the hash of the other lines. It tells the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The value of `measure` after `step` optimizer steps; step 0 is the base model.
+    """A point of a curve.
 
-    `measure` is `loss`, the mean over the training steps since the point before, or the objective's metric on the
-    held-out rows.
+    Attributes:
+        step: The number of optimizer steps. 0 is the base model.
+        measure: "loss", which is the mean over the training steps since the point before, or the name of the
+            objective's metric on the held-out rows.
+        value: The value of the measure after these steps.
     """
 
     step: int
@@ -180,15 +191,22 @@ class Point:
 class TrainingReport:
     """The result of a finetuning run.
 
-    - `fingerprint`: the hash of the run's identity.
-    - `steps`: optimizer steps. `best_step`: the step of the published checkpoint.
-    - `texts`: all training texts, or other rows. `split_texts`: texts longer than a sequence. `empty_texts`: texts
-      with at most one token, which are left out.
-    - `examples`: the number of sequences. `tokens`: their total tokens.
-    - `seconds`: the duration since the last start. `device`: such as `cpu` or `cuda:0`.
-    - `processes`: how many trained together. `divided`: whether each held only a share of the weights.
-    - `losses`, `heldout`: the curves of the training loss and of the held-out metric, by ascending step.
-    - `reused`: whether the run was finished before, so that nothing was trained.
+    Attributes:
+        fingerprint: The hash of the run's identity.
+        steps: The number of optimizer steps.
+        best_step: The step of the published checkpoint.
+        texts: The number of all training texts, or of other rows.
+        examples: The number of training sequences.
+        split_texts: The number of texts longer than a sequence.
+        empty_texts: The number of texts with at most one token, which are left out.
+        tokens: The number of tokens of all sequences.
+        seconds: The duration since the last start.
+        device: The device, such as "cpu" or "cuda:0".
+        processes: The number of processes that trained together.
+        divided: Whether each process held only a share of the weights.
+        losses: The curve of the training loss, by ascending step.
+        heldout: The curve of the held-out metric, by ascending step.
+        reused: Whether the run was finished before, so that nothing was trained.
     """
 
     fingerprint: str
@@ -208,53 +226,63 @@ class TrainingReport:
     reused: bool = False
 
     @property
-    def best(self) -> Point:
-        """Return the held-out metric of the published checkpoint."""
+    def best_point(self) -> Point:
+        """The held-out metric of the published checkpoint."""
         return next(point for point in self.heldout if point.step == self.best_step)
 
 
-def curve(log: Sequence[Mapping[str, Any]], measure: str, prefix: str = "") -> tuple[Point, ...]:
-    """Extract the curve of a measure from the Trainer's log, by ascending step.
+def extract_curve(log_history: Sequence[Mapping[str, Any]], measure: str, key_prefix: str = "") -> tuple[Point, ...]:
+    """Return the curve of a measure from the Trainer's log, by ascending step.
 
     If a step was repeated because the run was killed, only its last entry counts.
 
     Args:
-        log: The log history of the Trainer.
+        log_history: The log history of the Trainer.
         measure: The name of the measure, such as "loss".
-        prefix: What the log writes before this name, such as "eval_".
+        key_prefix: What the log writes before this name, such as "eval_".
     """
-    key = prefix + measure
-    values: dict[int, float] = {}  # by step
-    for entry in log:
-        if key in entry:
-            values[entry["step"]] = entry[key]  # replaces an earlier entry of the step
+    log_key = key_prefix + measure
+    value_by_step: dict[int, float] = {}
+    for log_entry in log_history:
+        if log_key in log_entry:
+            value_by_step[log_entry["step"]] = log_entry[log_key]  # replaces an earlier entry of the step
 
-    return tuple(Point(step, measure, value) for step, value in sorted(values.items()))
+    return tuple(Point(step, measure, value) for step, value in sorted(value_by_step.items()))
 
 
-CURVES = ("losses", "heldout")
+CURVE_FIELDS = ("losses", "heldout")
 """Fields of the report that are curves. In the record a point is written as {"step": 4, "perplexity": 2.5}."""
 
 
-def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
-    """Write training.json: the report, the run's identity (settings, base, texts, versions), and hashes of files.
+def write_training_record(folder: Path, report: TrainingReport, run_identity: Mapping[str, object]) -> None:
+    """Write the record of a run, training.json: the report, the run's identity, and hashes of the files beside it.
 
-    The files of `folder` that are hashed have to be there already.
+    The files that are hashed have to be in `folder` already.
+
+    Args:
+        folder: The folder of the checkpoint.
+        report: The report of the run.
+        run_identity: What determines the weights, and the versions of the libraries.
     """
-    record = {"report": _to_written_report(report), **identity, FILES: hash_files_beside(folder / RECORD)}
-    (folder / RECORD).write_bytes(seal_record(str(folder), record))
+    record_path = folder / RECORD_FILE_NAME
+    record = {
+        "report": _build_report_record(report),
+        **run_identity,
+        FILES_FIELD: hash_sibling_files(record_path),
+    }
+    record_path.write_bytes(seal_record(str(folder), record))
 
 
-def _to_written_report(report: TrainingReport) -> dict[str, Any]:
+def _build_report_record(report: TrainingReport) -> dict[str, Any]:
     """Return a report as the record holds it, with points such as {"step": 4, "perplexity": 2.5}."""
-    written = asdict(report)
-    for name in CURVES:
-        points: tuple[Point, ...] = getattr(report, name)
-        written[name] = [{"step": point.step, point.measure: point.value} for point in points]
-    return written
+    report_record = asdict(report)
+    for curve_field in CURVE_FIELDS:
+        points: tuple[Point, ...] = getattr(report, curve_field)
+        report_record[curve_field] = [{"step": point.step, point.measure: point.value} for point in points]
+    return report_record
 
 
-def read_report(folder: Path) -> TrainingReport | None:
+def read_training_report(folder: Path) -> TrainingReport | None:
     """Read the report of a finished run in a folder.
 
     Returns:
@@ -264,92 +292,113 @@ def read_report(folder: Path) -> TrainingReport | None:
     record = _read_undamaged_record(folder)
     if record is None:
         return None
+
     try:
-        report = dict(record["report"])
-        for name in CURVES:
-            report[name] = tuple(_parse_point(written) for written in report[name])
-        return TrainingReport(**report)
-    except (TypeError, KeyError, ValueError):
+        report_fields = dict(record["report"])
+        for curve_field in CURVE_FIELDS:
+            point_records = report_fields[curve_field]
+            report_fields[curve_field] = tuple(_parse_curve_point(point_record) for point_record in point_records)
+        return TrainingReport(**report_fields)
+    except (TypeError, KeyError, ValueError):  # another release wrote other fields
         return None
 
 
-def _parse_point(written: Mapping[str, Any]) -> Point:
-    """Read a point of a curve from its form in the record."""
-    [measure] = [key for key in written if key != "step"]
-    return Point(written["step"], measure, written[measure])
+def _parse_curve_point(point_record: Mapping[str, Any]) -> Point:
+    """Return the point of a curve that the record holds as {"step": 4, "perplexity": 2.5}.
+
+    Raises:
+        ValueError: There is not exactly one key but "step".
+        KeyError: There is no "step".
+    """
+    [measure] = [key for key in point_record if key != "step"]
+    return Point(point_record["step"], measure, point_record[measure])
 
 
 def _read_undamaged_record(folder: Path) -> dict[str, Any] | None:
-    """Read the record of a finished run; None where it or a file beside it is missing or damaged."""
+    """Return the record of a finished run, or None if it or a file beside it is missing or damaged."""
+    record_path = folder / RECORD_FILE_NAME
     try:
-        record = unseal_record((folder / RECORD).read_bytes())
+        record = unseal_record(record_path.read_bytes())
     except (OSError, ValueError):
         return None
-    if "report" not in record or list_damaged_beside(folder / RECORD):
+
+    if "report" not in record:
+        return None
+    if list_damaged_files(record_path):
         return None
     return record
 
 
 def write_card(folder: Path, text: str) -> None:
-    """Write or replace the card beside a checkpoint, with a last line that holds the hash of `text`. Raises WriteError.
+    """Write or replace the model card beside a checkpoint, with a last line that holds the hash of `text`.
 
     training.json does not name the card, so that figures which are measured later can be added.
+
+    Raises:
+        WriteError: The card cannot be written.
     """
-    write_whole(folder / CARD, _seal_card(text))
+    write_file_atomically(folder / CARD_FILE_NAME, _seal_card(text))
 
 
 def read_card(folder: Path) -> str | None:
-    """Return the card without its last line; None where it is missing, or is not as it was written."""
+    """Return the model card without its last line, or None if it is missing or was changed since it was written."""
     try:
-        content = (folder / CARD).read_bytes()
-        text = content.decode().rstrip("\n").rpartition("\n")[0] + "\n"
+        content = (folder / CARD_FILE_NAME).read_bytes()
+        content_text = content.decode()
     except (OSError, UnicodeDecodeError):
         return None
-    return text if _seal_card(text) == content else None
+
+    text_before_last_line, _, _ = content_text.rstrip("\n").rpartition("\n")
+    card_text = text_before_last_line + "\n"
+    is_unchanged = _seal_card(card_text) == content
+    return card_text if is_unchanged else None
 
 
-def is_card_lost(folder: Path) -> bool:
-    """Return whether the card is missing, or was written here and changed since.
+def is_card_missing_or_changed(folder: Path) -> bool:
+    """Return whether the model card is missing, or was written here and changed since.
 
-    A README that somebody put in its place does not count as lost. A card that was written here is recognized by our
-    tags, or by a seal (a hash of its content).
+    A README that somebody put in its place does not count. A card that was written here is recognized by our tags, or
+    by its seal, the hash of its content in the last line.
     """
     try:
-        content = (folder / CARD).read_bytes()
+        content = (folder / CARD_FILE_NAME).read_bytes()
     except OSError:
         return True
 
-    written_here = CARD_TAGS in content or CARD_SEAL.search(content) is not None
+    has_seal = CARD_SEAL_PATTERN.search(content) is not None
+    was_written_here = CARD_TAGS in content or has_seal
     was_changed = read_card(folder) is None  # the seal does not match the content
-    return written_here and was_changed
+    return was_written_here and was_changed
 
 
 def _seal_card(text: str) -> bytes:
-    """Return the content of a card's file: the text, and its hash as a comment in the last line."""
-    return f"{text}<!-- {content_hash(text.encode())} -->\n".encode()
+    """Return the content of a card's file, which is the text with its hash as a comment in the last line."""
+    text_hash = compute_content_hash(text.encode())
+    return f"{text}<!-- {text_hash} -->\n".encode()
 
 
-def publish(folder: Path, out: Path) -> None:
-    """Replace the folder `out` by another folder, and remove all unfinished runs beside it.
+def publish_checkpoint(finished_folder: Path, output_folder: Path) -> None:
+    """Put a finished checkpoint in place of `output_folder`, and remove all unfinished runs beside it.
 
     Every file gets the permissions of the record, because safetensors makes files that only their owner may read.
     """
-    mode = (folder / RECORD).stat().st_mode & 0o777
-    for file in folder.iterdir():
-        file.chmod(mode)
+    permissions = (finished_folder / RECORD_FILE_NAME).stat().st_mode & 0o777
+    for file in finished_folder.iterdir():
+        file.chmod(permissions)
 
-    replace_folder(out, folder)
-    for unfinished in out.parent.glob(f"{out.name}.partial-*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
+    replace_folder(output_folder, finished_folder)
+    for unfinished_folder in output_folder.parent.glob(f"{output_folder.name}.partial-*"):
+        shutil.rmtree(unfinished_folder, ignore_errors=True)
 
 
-def build_checkpoint_output(settings: Settings, name: str = "finetuned_checkpoint") -> LocalOutput:
+def build_checkpoint_output(settings: Settings, checkpoint_name: str = "finetuned_checkpoint") -> LocalOutput:
     """Return the files of a published checkpoint as an output of the lake, through which machines share it."""
-    owner = f"training{settings.rounds.suffix}/{name}"
-    return LocalOutput(Lake.of(settings.paths).storage, owner, checkpoint_folder(settings, name))
+    storage = Lake.from_settings(settings.paths).storage
+    owner = f"training{settings.rounds.name_suffix}/{checkpoint_name}"
+    return LocalOutput(storage, owner, get_checkpoint_folder(settings, checkpoint_name))
 
 
-def find_finetuned_or_base(settings: Settings) -> str:
+def find_finetuned_or_base_model(settings: Settings) -> str:
     """Choose the finetuned checkpoint, or the base model if there is no checkpoint, or if it comes from another model.
 
     A checkpoint that another machine has sent to the object store is first downloaded.
@@ -361,19 +410,25 @@ def find_finetuned_or_base(settings: Settings) -> str:
         ModelError: The model of the settings is a path without a model.
         DamagedCheckpoint: A file of the checkpoint is damaged.
     """
-    build_checkpoint_output(settings).receive()
-    base = model_name(settings.model)
-    finetuned = checkpoint_folder(settings)
-    _check_undamaged(finetuned)
+    build_checkpoint_output(settings).receive_files()  # downloads them if need be
+    base_model_name = resolve_model_name(settings.model)
+    checkpoint_folder = get_checkpoint_folder(settings)
+    _require_undamaged(checkpoint_folder)
 
-    record = _read_undamaged_record(finetuned) or {}  # the record of its training, or {} without a checkpoint
-    is_of_this_base = record.get("base") == read_model_identity(base, settings.model.revision)
-    return str(finetuned) if is_of_this_base else base
+    record = _read_undamaged_record(checkpoint_folder) or {}  # the record of its training, or {} without a checkpoint
+    is_of_this_base = record.get("base") == read_model_identity(base_model_name, settings.model.revision)
+    return str(checkpoint_folder) if is_of_this_base else base_model_name
 
 
-def _check_undamaged(folder: Path) -> None:
-    """Raise DamagedCheckpoint where a file of a checkpoint is damaged; a missing folder is accepted."""
-    if folder.is_dir():
-        damaged = list_damaged_beside(folder / RECORD)
-        if damaged:
-            raise DamagedCheckpoint(damaged[0])
+def _require_undamaged(folder: Path) -> None:
+    """Check that no file of a checkpoint is damaged. A missing folder is accepted.
+
+    Raises:
+        DamagedCheckpoint: A file is damaged.
+    """
+    if not folder.is_dir():
+        return
+
+    damaged_files = list_damaged_files(folder / RECORD_FILE_NAME)
+    if damaged_files:
+        raise DamagedCheckpoint(damaged_files[0])

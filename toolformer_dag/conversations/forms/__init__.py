@@ -23,5 +23,5 @@ ALL_FORMS: tuple[Form, ...] = (
     *training_sets.FORMS,
     *payloads.GENERAL_FORMS,
 )
-FORMS = tuple(form for form in ALL_FORMS if not form.is_file)
+RECORD_FORMS = tuple(form for form in ALL_FORMS if not form.is_file)
 FILE_FORMS = tuple(form for form in ALL_FORMS if form.is_file)

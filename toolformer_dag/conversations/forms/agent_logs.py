@@ -4,53 +4,53 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.plain_values import find_value
+from toolformer_dag.conversations.plain_values import find_first_value
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path, get_value_at
+from toolformer_dag.conversations.record_paths import RecordPath, get_value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
-def renumber_steps(record: dict[str, Any], before: Any) -> dict[str, Any]:
+def renumber_steps(record: dict[str, Any], original_record: Any) -> dict[str, Any]:
     """Number the steps of a record of ATIF anew, from 1, and correct their count.
 
     Steps without a number and metrics without a count stay as they are.
 
     Args:
         record: What is left of the record.
-        before: The record with all its calls, which is not needed here.
+        original_record: The record with all its calls, which is not needed here.
     """
     steps = record.get("steps")
     if not isinstance(steps, list):
         return record
 
-    numbered = [_with_number(step, number) for number, step in enumerate(steps, 1)]
-    changed = {**record, "steps": numbered}
+    numbered_steps = [_replace_step_number(step, step_number) for step_number, step in enumerate(steps, start=1)]
+    changed_record = {**record, "steps": numbered_steps}
     if "final_metrics" in record:
-        changed["final_metrics"] = _with_step_count(record["final_metrics"], len(steps))
-    return changed
+        changed_record["final_metrics"] = _replace_step_count(record["final_metrics"], len(steps))
+    return changed_record
 
 
-def _with_number(step: Any, number: int) -> Any:
-    """Return a step with another number; unchanged where it has none."""
+def _replace_step_number(step: Any, step_number: int) -> Any:
+    """Copy a step with another number. A step without a number is returned unchanged."""
     has_number = isinstance(step, Mapping) and step.get("step_id") is not None
-    return {**step, "step_id": number} if has_number else step
+    return {**step, "step_id": step_number} if has_number else step
 
 
-def _with_step_count(metrics: Any, step_count: int) -> Any:
-    """Return metrics with another count of steps; unchanged where they have none."""
+def _replace_step_count(metrics: Any, step_count: int) -> Any:
+    """Copy the metrics of a run with another count of steps. Metrics without a count are returned unchanged."""
     has_count = isinstance(metrics, Mapping) and metrics.get("total_steps") is not None
     return {**metrics, "total_steps": step_count} if has_count else metrics
 
 
 def iter_smolagents_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages, calls and results of the steps of an agent of smolagents."""
-    steps_path: Path = ("steps",) if isinstance(record, Mapping) else ()
-    for number, step in enumerate(get_value_at(record, steps_path)):
+    steps_path: RecordPath = ("steps",) if isinstance(record, Mapping) else ()
+    for step_index, step in enumerate(get_value_at(record, steps_path)):
         if isinstance(step, Mapping):
-            yield from _iter_step_messages(step, (*steps_path, number))
+            yield from _iter_step_messages(step, (*steps_path, step_index))
 
 
-def _iter_step_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_step_messages(step: Mapping[str, Any], path: RecordPath) -> Iterator[StoredMessage]:
     """Yield the messages of a step.
 
     They are the task, if the step has it, and then the final answer or else the words, the calls and their result.
@@ -58,14 +58,14 @@ def _iter_step_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredM
     yield from _iter_task_messages(step, path)
 
     final_answer = _find_final_answer(step)
-    if final_answer is not None:
+    if final_answer is None:
+        yield from _iter_action_messages(step, path)
+    else:
         answer_path = (*path, "tool_calls", 0, "function", "arguments", "answer")
         yield StoredMessage(answer_path, final_answer, "assistant")
-    else:
-        yield from _iter_action_messages(step, path)
 
 
-def _iter_task_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_task_messages(step: Mapping[str, Any], path: RecordPath) -> Iterator[StoredMessage]:
     """Yield the system prompt and the task in a step, which the first steps of a run have."""
     for key, role in (("system_prompt", "system"), ("task", "user")):
         if isinstance(step.get(key), str):
@@ -73,48 +73,57 @@ def _iter_task_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredM
 
 
 def _find_final_answer(step: Mapping[str, Any]) -> str | None:
-    """Find the final answer of a run, which smolagents writes as a call.
+    """Find the final answer of a run, which smolagents writes as a call of the tool `final_answer`.
 
     Returns:
-        The answer, or None if the step has none.
+        The answer, or None if the first call of the step is no such call, or its answer is no text.
     """
     calls = step.get("tool_calls")
-    first_call = calls[0] if isinstance(calls, list) and calls else None
-    answer = find_value(first_call, ("function.arguments.answer",))
-    is_final = find_value(first_call, ("function.name",)) == "final_answer"
-    return answer if is_final and isinstance(answer, str) else None
+    if not isinstance(calls, list) or not calls:
+        return None
+
+    first_call = calls[0]
+    if find_first_value(first_call, ("function.name",)) != "final_answer":
+        return None
+    answer = find_first_value(first_call, ("function.arguments.answer",))
+    return answer if isinstance(answer, str) else None
 
 
-def _iter_action_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_action_messages(step: Mapping[str, Any], path: RecordPath) -> Iterator[StoredMessage]:
     """Yield the words of the model in a step, its calls, and their result."""
     words = step.get("model_output")
     calls = step.get("tool_calls")
-    if isinstance(words, str) and (words.strip() or not calls):
+    # Blank words count only if the step makes no call.
+    has_words = isinstance(words, str) and (bool(words.strip()) or not calls)
+    if has_words:
         yield StoredMessage((*path, "model_output"), words, "assistant")
     if calls:
         yield StoredMessage(path, {"role": "assistant", "tool_calls": calls})
         yield from _iter_result_messages(step, path)
 
 
-def _iter_result_messages(step: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_result_messages(step: Mapping[str, Any], path: RecordPath) -> Iterator[StoredMessage]:
     """Yield the observation of a step as a result, or else its error, if it has either."""
-    error = find_value(step, ("error.message", "error"))
+    error = find_first_value(step, ("error.message", "error"))
     status_fields = None if error is None else {"error": error}
-    for key, content in (("observations", step.get("observations")), ("error", error)):
-        if content is not None:
-            result = FoundResult(content, status_fields=status_fields)
-            yield StoredMessage((*path, key), content, result=result)
-            return
+
+    observation = step.get("observations")
+    if observation is not None:
+        result = FoundResult(observation, status_fields=status_fields)
+        yield StoredMessage((*path, "observations"), observation, result=result)
+    elif error is not None:
+        result = FoundResult(error, status_fields=status_fields)
+        yield StoredMessage((*path, "error"), error, result=result)
 
 
 def iter_adp_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the actions and observations of a record of the agent data protocol."""
-    for number, item in enumerate(record["content"]):
+    for item_index, item in enumerate(record["content"]):
         if isinstance(item, Mapping):
-            yield _parse_adp_item(item, ("content", number))
+            yield _parse_adp_item(item, ("content", item_index))
 
 
-def _parse_adp_item(item: Mapping[str, Any], path: Path) -> StoredMessage:
+def _parse_adp_item(item: Mapping[str, Any], path: RecordPath) -> StoredMessage:
     """Convert an item of a record to a message.
 
     An action is a call or words of the assistant. An observation is words of the user or a result.
@@ -127,7 +136,7 @@ def _parse_adp_item(item: Mapping[str, Any], path: Path) -> StoredMessage:
     return _parse_adp_observation(item, path)
 
 
-def _parse_adp_observation(item: Mapping[str, Any], path: Path) -> StoredMessage:
+def _parse_adp_observation(item: Mapping[str, Any], path: RecordPath) -> StoredMessage:
     """Convert an observation to a message.
 
     A text of the user is words. Any other observation, such as a web page, is a result.
@@ -135,17 +144,22 @@ def _parse_adp_observation(item: Mapping[str, Any], path: Path) -> StoredMessage
     content = item.get("content")
     if item.get("source") == "user" and isinstance(content, str):
         return StoredMessage(path, content, "user")
-    if content is None:
+
+    if content is None:  # a web page
         content = item.get("html") or item.get("axtree")
     return StoredMessage(path, item, result=FoundResult(content))
 
 
 def _parse_adp_call(item: Mapping[str, Any]) -> FoundCall | None:
-    """Return the call of an action; None for any other item."""
-    kind = item.get("class_")
-    if kind == "api_action":
+    """Parse an item that calls a function or runs code.
+
+    Returns:
+        The call, or None for any other item. Code is a call of a tool that is named after its language.
+    """
+    item_class = item.get("class_")
+    if item_class == "api_action":
         return FoundCall(str(item.get("function")), item.get("kwargs"), id=None)
-    if kind == "code_action":
+    if item_class == "code_action":
         language = str(item.get("language") or "code")
         return FoundCall(language, {"code": item.get("content")}, id=None)
     return None

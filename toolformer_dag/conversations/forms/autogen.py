@@ -4,12 +4,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.plain_values import find_value, list_at, to_text
+from toolformer_dag.conversations.plain_values import convert_to_text, find_first_value, get_list_at
 from toolformer_dag.conversations.raw_messages import CALLS, ROLES, StoredMessage
-from toolformer_dag.conversations.record_paths import Path, get_value_at
+from toolformer_dag.conversations.record_paths import RecordPath, get_value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult, find_id
 
-LISTS: tuple[Path, ...] = (("messages",), ("llm_context", "messages"), ("llm_messages",), ("message_thread",))
+MESSAGES_PATHS: tuple[RecordPath, ...] = (
+    ("messages",),
+    ("llm_context", "messages"),
+    ("llm_messages",),
+    ("message_thread",),
+)
 """Paths to the messages in the result of a run, in the state of an agent, and in the state of a group's manager."""
 CALL_TYPES = ("ToolCallRequestEvent", "AssistantMessage")
 RESULT_TYPES = ("ToolCallExecutionEvent", "FunctionExecutionResultMessage")
@@ -27,14 +32,14 @@ WORD_TYPES = (
     "AssistantMessage",
 )
 """The types of messages that say something; `StructuredMessage[Answer]` counts as its first word."""
-ROLE_OF_TYPE = {
+ROLES_BY_TYPE = {
     "SystemMessage": "system",
     "MemoryQueryEvent": "system",
     "UserMessage": "user",
     "AssistantMessage": "assistant",
 }
 """The role of a message by its type; for other types the source tells it."""
-SILENT_TYPES = (
+SKIPPED_TYPES = (
     "ModelClientStreamingChunkEvent",
     "UserInputRequestedEvent",
     "SelectSpeakerEvent",
@@ -52,39 +57,66 @@ def iter_autogen_messages(record: Any) -> Iterator[StoredMessage]:
     An event is, for example, `{"type": "ToolCallRequestEvent", "source": "forecaster", "content": [...]}`. A message
     without a type is yielded as it is.
     """
-    path = messages_path(record)
-    messages = get_value_at(record, path)
-    people = _collect_people(messages)  # the names of the agents that are people
+    messages_path = find_messages_path(record)
+    messages = get_value_at(record, messages_path)
+    people_names = _collect_people_names(messages)
     call_ids = _collect_call_ids(messages)
 
-    for number, message in enumerate(messages):
-        message_path = (*path, number)
-        if isinstance(message, Mapping) and "type" in message:
-            next_type = _get_type_at(messages, number + 1)  # a thought before calls is their text, any other is skipped
-            event = _Event.of(message, message_path, people, next_type)
-            yield from _iter_event_messages(event, call_ids)
-        else:
+    for message_index, message in enumerate(messages):
+        message_path = (*messages_path, message_index)
+        if not isinstance(message, Mapping) or "type" not in message:
             yield StoredMessage(message_path, message)
+            continue
+
+        # A thought right before calls is the text that the model wrote with them. Any other thought is skipped.
+        next_type = _get_type_of_message_at(messages, message_index + 1)
+        event = _Event.from_message(message, message_path, people_names, next_type)
+        yield from _iter_event_messages(event, call_ids)
 
 
-def _get_type_at(messages: Sequence[Any], number: int) -> str | None:
-    """Return the type of a message by its number; None behind the last one."""
-    return _get_message_type(messages[number]) if number < len(messages) else None
+def _get_type_of_message_at(messages: Sequence[Any], message_index: int) -> str | None:
+    """Return the type of the message at an index, or None behind the last message."""
+    if message_index >= len(messages):
+        return None
+    return _get_message_type(messages[message_index])
 
 
 class _Event(NamedTuple):
-    """A message or an event of AutoGen, with its type and that of the next one; None for the last."""
+    """A message or an event of AutoGen.
+
+    Attributes:
+        fields: The message or event as it is stored.
+        path: The path to it in the record.
+        role: The role of its writer: "user", "assistant" or "system".
+        type: Its type, such as "TextMessage".
+        next_type: The type of the next message or event, or None for the last one.
+    """
 
     fields: Mapping[str, Any]
-    path: Path
+    path: RecordPath
     role: str
     type: str
     next_type: str | None
 
     @staticmethod
-    def of(fields: Mapping[str, Any], path: Path, people: Collection[str], next_type: str | None) -> "_Event":
-        """Return the event of a message. people: the names of the agents that are people."""
-        return _Event(fields, path, _choose_role(fields, people), type=_get_message_type(fields), next_type=next_type)
+    def from_message(
+        message: Mapping[str, Any], path: RecordPath, people_names: Collection[str], next_type: str | None
+    ) -> "_Event":
+        """Build the event for a message.
+
+        Args:
+            message: The message or event as it is stored.
+            path: The path to it in the record.
+            people_names: The names of the agents that are people.
+            next_type: The type of the next message, or None for the last one.
+        """
+        return _Event(
+            fields=message,
+            path=path,
+            role=_choose_role(message, people_names),
+            type=_get_message_type(message),
+            next_type=next_type,
+        )
 
     @property
     def content(self) -> Any:
@@ -103,22 +135,23 @@ class _Event(NamedTuple):
 
     @property
     def has_words(self) -> bool:
-        """Whether the event has words; a thought before a call is the text that the model wrote with the call."""
+        """Whether the event has words. A thought counts as words if a call follows, since it is the call's text."""
         is_text_of_call = self.type == "ThoughtEvent" and self.next_type in CALL_TYPES
         return self.type in WORD_TYPES or is_text_of_call
 
-    def words(self, role: str) -> StoredMessage:
-        """Return the content of the event as words of a role."""
-        return StoredMessage(self.path, {"content": _to_words(self.content)}, role)
+    def build_words_message(self, role: str) -> StoredMessage:
+        """Build a message of this role with the content of the event as its words."""
+        words = _convert_to_words(self.content)
+        return StoredMessage(self.path, {"content": words}, role)
 
 
-def _collect_people(messages: Sequence[Any]) -> set[str]:
-    """Return the names of the agents that were asked for input: people."""
-    people = set[str]()
+def _collect_people_names(messages: Sequence[Any]) -> set[str]:
+    """Collect the names of the agents that are people: those that were asked for input."""
+    people_names = set[str]()
     for message in messages:
         if _get_message_type(message) == "UserInputRequestedEvent":
-            people.add(str(message.get("source")))
-    return people
+            people_names.add(str(message.get("source")))
+    return people_names
 
 
 def _iter_event_messages(event: _Event, call_ids: Collection[str | None]) -> Iterator[StoredMessage]:
@@ -135,36 +168,39 @@ def _iter_event_messages(event: _Event, call_ids: Collection[str | None]) -> Ite
         yield from _iter_call_messages(event)
     elif event.has_results:
         yield _build_result_message(event)
-    elif _has_other_calls(event.fields, call_ids):
-        yield event.words(role=f"{event.type} with calls of no event")
+    elif _has_unknown_calls(event.fields, call_ids):
+        yield event.build_words_message(role=f"{event.type} with calls of no event")
     else:
-        yield from _iter_other_messages(event)
+        yield from _iter_words_or_code(event)
 
 
 def _build_result_message(event: _Event) -> StoredMessage:
-    """Return the results of an event as one message of a tool."""
-    results = [_typed_result(part) for part in event.content]
+    """Build one message of a tool with all results of an event."""
+    results = [_convert_result_to_part(result) for result in event.content]
     return StoredMessage(event.path, {"content": results}, "tool")
 
 
-def _iter_other_messages(event: _Event) -> Iterator[StoredMessage]:
+def _iter_words_or_code(event: _Event) -> Iterator[StoredMessage]:
     """Yield the words or the code of an event.
 
     An event of an unknown type gets its type as role, so that it is reported as a fault.
     """
     if event.has_words:
-        yield event.words(event.role)
+        yield event.build_words_message(event.role)
     elif event.type in CODE_TYPES:
         yield _build_code_message(event)
-    elif event.type not in SILENT_TYPES:
+    elif event.type not in SKIPPED_TYPES:
         yield StoredMessage(event.path, event.fields, role=event.type)
 
 
 def _build_code_message(event: _Event) -> StoredMessage:
-    """Return the code that an agent wrote as a call, or its output as the result."""
+    """Build the message for code: a call with the code that an agent wrote, or a result with the code's output."""
     if event.type == "CodeGenerationEvent":
-        return StoredMessage(event.path, event.fields, call=_build_code_call(event.fields))
-    return StoredMessage(event.path, event.fields, result=_build_code_result(event.fields))
+        call = _build_code_call(event.fields)
+        return StoredMessage(event.path, event.fields, call=call)
+
+    result = _build_code_result(event.fields)
+    return StoredMessage(event.path, event.fields, result=result)
 
 
 def _iter_call_messages(event: _Event) -> Iterator[StoredMessage]:
@@ -172,15 +208,21 @@ def _iter_call_messages(event: _Event) -> Iterator[StoredMessage]:
     thought = event.fields.get("thought")
     if isinstance(thought, str):
         yield StoredMessage((*event.path, "thought"), thought, event.role)
+
     yield StoredMessage(event.path, event.fields, CALLS)
 
 
 def _get_message_type(message: Any) -> str:
-    """Return the type of a message without its brackets: StructuredMessage for StructuredMessage[Answer]."""
-    return str(find_value(message, ("type",))).partition("[")[0]
+    """Return the type of a message without brackets: "StructuredMessage" for StructuredMessage[Answer].
+
+    The type of a message without one is "None".
+    """
+    full_type = str(find_first_value(message, ("type",)))
+    first_word, _, _ = full_type.partition("[")
+    return first_word
 
 
-def messages_path(record: Any) -> Path:
+def find_messages_path(record: Any) -> RecordPath:
     """Find the path to the messages of a record of AutoGen.
 
     Returns:
@@ -188,115 +230,133 @@ def messages_path(record: Any) -> Path:
     """
     if isinstance(record, list):
         return ()
-    for path in LISTS:
-        if isinstance(find_value(record, (".".join(map(str, path)),)), list):
+
+    for path in MESSAGES_PATHS:
+        dotted_path = ".".join(map(str, path))
+        if isinstance(find_first_value(record, (dotted_path,)), list):
             return path
-    return LISTS[0]
+    return MESSAGES_PATHS[0]
 
 
 def _collect_call_ids(messages: Sequence[Any]) -> set[str | None]:
-    """Return the ids of all calls, except those that summaries repeat."""
-    ids = set[str | None]()
+    """Collect the ids of all calls, except those that summaries repeat. A call without an id adds None."""
+    call_ids = set[str | None]()
     for message in messages:
-        if _get_message_type(message) in CALL_TYPES and isinstance(message.get("content"), list):
-            ids.update(find_id(call, ("id",)) for call in message["content"])
-    return ids
+        has_calls = _get_message_type(message) in CALL_TYPES and isinstance(message.get("content"), list)
+        if has_calls:
+            call_ids.update(find_id(call, ("id",)) for call in message["content"])
+    return call_ids
 
 
-def _has_other_calls(message: Mapping[str, Any], call_ids: Collection[str | None]) -> bool:
-    """Return whether a summary holds a call with none of these ids."""
+def _has_unknown_calls(message: Mapping[str, Any], known_call_ids: Collection[str | None]) -> bool:
+    """Return whether a summary (a message with earlier calls in `tool_calls`) holds a call with none of these ids."""
     calls = message.get("tool_calls")
-    return isinstance(calls, list) and any(find_id(call, ("id",)) not in call_ids for call in calls)
+    if not isinstance(calls, list):
+        return False
+    return any(find_id(call, ("id",)) not in known_call_ids for call in calls)
 
 
-def _choose_role(message: Mapping[str, Any], people: Collection[str]) -> str:
+def _choose_role(message: Mapping[str, Any], people_names: Collection[str]) -> str:
     """Choose the role of a message: by its type, or else by its source.
 
     Args:
         message: The message.
-        people: The names of the agents that are people, whose role is user.
+        people_names: The names of the agents that are people, whose role is user.
     """
-    role = ROLE_OF_TYPE.get(_get_message_type(message))
+    role = ROLES_BY_TYPE.get(_get_message_type(message))
     if role is not None:
         return role
 
-    source = str(message.get("source"))
-    if source in people or source.lower().startswith(("user", "human")):
+    source = str(message.get("source"))  # the name of the agent that wrote the message
+    if source in people_names or source.lower().startswith(("user", "human")):
         return "user"
     return "system" if ROLES.get(source) == "system" else "assistant"
 
 
-def _typed_result(part: Any) -> Any:
-    """Return a result of AutoGen with the type and the field for the id that content parts have in other forms."""
-    if not isinstance(part, Mapping):
-        return part
-    return {**part, "type": "tool_result", "tool_call_id": part.get("call_id")}
+def _convert_result_to_part(result: Any) -> Any:
+    """Convert a result of AutoGen to a content part as in other forms, by adding a type and the field `tool_call_id`.
+
+    A result that is no object is returned unchanged.
+    """
+    if not isinstance(result, Mapping):
+        return result
+    return {**result, "type": "tool_result", "tool_call_id": result.get("call_id")}
 
 
 def _build_code_call(message: Mapping[str, Any]) -> FoundCall:
-    """Return the code that an agent wrote, as a call that runs it."""
-    code = [to_text(find_value(block, ("code",))) for block in list_at(message, "code_blocks")]
-    return FoundCall(tool="code", arguments={"code": "\n\n".join(code)}, id=None)
+    """Build a call that runs the code which an agent wrote, in one or several blocks."""
+    blocks = get_list_at(message, "code_blocks")
+    codes = [convert_to_text(find_first_value(block, ("code",))) for block in blocks]
+    return FoundCall(tool="code", arguments={"code": "\n\n".join(codes)}, id=None)
 
 
 def _build_code_result(message: Mapping[str, Any]) -> FoundResult:
-    """Return the output of code, which failed where its exit code is not 0."""
-    exit_code = find_value(message, ("result.exit_code",))
+    """Build a result with the output of code, which failed if its exit code is not 0."""
+    output = find_first_value(message, ("result.output",))
+    exit_code = find_first_value(message, ("result.exit_code",))
     has_failed = exit_code not in (0, None)
-    return FoundResult(find_value(message, ("result.output",)), status_fields={"error": has_failed})
+    return FoundResult(output, status_fields={"error": has_failed})
 
 
-def _to_words(content: Any) -> Any:
+def _convert_to_words(content: Any) -> Any:
     """Convert a content to words.
 
     Returns:
         A text, or for a list its items as texts and images. An object becomes its JSON.
     """
     if not isinstance(content, list):
-        return to_text(content)
+        return convert_to_text(content)
+
     parts: list[Any] = []
-    for part in content:
-        words = find_value(part, ("content",)) if isinstance(part, Mapping) else part
-        parts.append({"type": "image"} if words is None else to_text(words))
+    for item in content:
+        words = find_first_value(item, ("content",)) if isinstance(item, Mapping) else item
+        if words is None:  # an object without words is an image
+            parts.append({"type": "image"})
+        else:
+            parts.append(convert_to_text(words))
     return parts
 
 
-def drop_stale_copies(record: Any, before: Any) -> Any:
+def drop_stale_copies(record: Any, original_record: Any) -> Any:
     """Remove calls and results from summaries that repeat them, if the calls themselves were removed.
 
     The state of an agent has no summaries and is returned unchanged, as is a record without messages.
 
     Args:
         record: What is left of the record.
-        before: The record with all its calls, which is not needed here.
+        original_record: The record with all its calls, which is not needed here.
     """
-    path = messages_path(record)  # () in a list of messages, ("llm_context", "messages") in the state of an agent
-    is_inside_state = len(path) > 1
-    has_no_messages = len(path) == 1 and path[0] not in record
+    # The path is () in a list of messages, and ("llm_context", "messages") in the state of an agent.
+    messages_path = find_messages_path(record)
+    is_inside_state = len(messages_path) > 1
+    has_no_messages = len(messages_path) == 1 and messages_path[0] not in record
     if is_inside_state or has_no_messages:
         return record
 
-    messages = get_value_at(record, path)
-    left_ids = _collect_call_ids(messages)
-    changed = [_without_stale_copies(message, left_ids) for message in messages]
-    return {**record, path[0]: changed} if path else changed
+    messages = get_value_at(record, messages_path)
+    remaining_call_ids = _collect_call_ids(messages)
+    changed_messages = [_remove_stale_copies(message, remaining_call_ids) for message in messages]
+    if not messages_path:  # the record is the list of messages itself
+        return changed_messages
+    return {**record, messages_path[0]: changed_messages}
 
 
-def _without_stale_copies(message: Any, left_ids: Collection[str | None]) -> Any:
-    """Keep only some calls and their results in a summary.
+def _remove_stale_copies(message: Any, remaining_call_ids: Collection[str | None]) -> Any:
+    """Copy a summary with only some of its calls and their results.
 
     Args:
         message: The summary. Any other message is returned unchanged.
-        left_ids: The ids of the calls to keep.
+        remaining_call_ids: The ids of the calls to keep.
     """
     if _get_message_type(message) != "ToolCallSummaryMessage":
         return message
 
-    changed = dict(message)
-    for key, id_key in (("tool_calls", "id"), ("results", "call_id")):
-        if isinstance(message.get(key), list):
-            changed[key] = [copy for copy in message[key] if find_id(copy, (id_key,)) in left_ids]
-    return changed
+    changed_message = dict(message)
+    for list_key, id_key in (("tool_calls", "id"), ("results", "call_id")):
+        copies = message.get(list_key)  # copies of earlier calls or results
+        if isinstance(copies, list):
+            changed_message[list_key] = [copy for copy in copies if find_id(copy, (id_key,)) in remaining_call_ids]
+    return changed_message
 
 
 FORMS = (

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 from toolformer_dag.conversations.forms.examples import ANSWER, OPENAI_RESULT, QUESTION
 from toolformer_dag.conversations.forms.form import Form, iter_paths_matching
 from toolformer_dag.conversations.marks import find_marked_calls
-from toolformer_dag.conversations.plain_values import parse_json
+from toolformer_dag.conversations.plain_values import try_parse_json
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path, get_value_at
+from toolformer_dag.conversations.record_paths import RecordPath, get_value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
 def iter_bfcl_messages(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a result of BFCL, of several turns or of a single one."""
+    """Yield the messages of a result of BFCL, a benchmark of calls, of several turns or of a single one."""
     if "inference_log" in record:
         yield from _iter_log_messages(record)
     else:
@@ -28,8 +28,8 @@ def _iter_single_turn_messages(record: Mapping[str, Any]) -> Iterator[StoredMess
     result = record.get("result")
     calls = list(_iter_bfcl_calls(result))
     for call in calls:
-        path: Path = ("result", call.item) if isinstance(result, list) else ("result",)
-        yield StoredMessage(path, result, call=call.fields)
+        call_path: RecordPath = ("result", call.item_index) if isinstance(result, list) else ("result",)
+        yield StoredMessage(call_path, result, call=call.found_call)
 
     if not calls and isinstance(result, str):
         yield StoredMessage(("result",), result, "assistant")
@@ -40,22 +40,24 @@ def _iter_log_messages(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
 
     A turn is `{"begin_of_turn_query": [...], "step_0": [...], "step_1": [...]}`. Each field is a list of messages.
     """
-    for path in iter_paths_matching(record, "inference_log.*"):
-        turn = get_value_at(record, path)
+    for turn_path in iter_paths_matching(record, "inference_log.*"):
+        turn = get_value_at(record, turn_path)
         if isinstance(turn, Mapping):
-            yield from _iter_turn_messages(turn, path)
+            yield from _iter_turn_messages(turn, turn_path)
 
 
-def _iter_turn_messages(turn: Mapping[str, Any], path: Path) -> Iterator[StoredMessage]:
+def _iter_turn_messages(turn: Mapping[str, Any], path: RecordPath) -> Iterator[StoredMessage]:
     """Yield the question of a turn, then the messages of its steps."""
     for key, messages in turn.items():
-        is_of_conversation = key == "begin_of_turn_query" or str(key).startswith("step_")
-        if is_of_conversation and isinstance(messages, list):
-            for index, message in enumerate(messages):
-                yield from _iter_message_or_calls((*path, key, index), message)
+        is_question_or_step = key == "begin_of_turn_query" or str(key).startswith("step_")
+        if not is_question_or_step or not isinstance(messages, list):
+            continue
+
+        for message_index, message in enumerate(messages):
+            yield from _iter_message_or_calls((*path, key, message_index), message)
 
 
-def _iter_message_or_calls(path: Path, message: Any) -> Iterator[StoredMessage]:
+def _iter_message_or_calls(path: RecordPath, message: Any) -> Iterator[StoredMessage]:
     """Yield a message of a step, or each of its calls instead if it has any.
 
     Nothing is yielded for a value that is not a message, such as a state.
@@ -67,22 +69,31 @@ def _iter_message_or_calls(path: Path, message: Any) -> Iterator[StoredMessage]:
     calls = list(_iter_bfcl_calls(message.get("content"))) if role == "assistant" else []
     if not calls:
         yield StoredMessage(path, message)
+        return
+
     for call in calls:
         yield _build_call_message(message, path, call)
 
 
 class _BfclCall(NamedTuple):
-    """A call, with the index of the item of a content that holds it."""
+    """A call in a content.
 
-    item: int
-    fields: FoundCall
+    Attributes:
+        item_index: The index of the item that holds the call, in a content that is a list.
+    """
+
+    item_index: int
+    found_call: FoundCall
 
 
-def _build_call_message(message: Mapping[str, Any], path: Path, call: _BfclCall) -> StoredMessage:
-    """Return a call of a message; its path is that of the message where the content is no list of calls."""
+def _build_call_message(message: Mapping[str, Any], message_path: RecordPath, call: _BfclCall) -> StoredMessage:
+    """Build a message of its own for a call of a message.
+
+    Its path leads to the item that holds the call, or to the whole message if the content is no list.
+    """
     is_list = isinstance(message.get("content"), list)
-    call_path: Path = (*path, "content", call.item) if is_list else path
-    return StoredMessage(call_path, message, call=call.fields)
+    call_path: RecordPath = (*message_path, "content", call.item_index) if is_list else message_path
+    return StoredMessage(call_path, message, call=call.found_call)
 
 
 def _iter_bfcl_calls(content: Any) -> Iterator[_BfclCall]:
@@ -94,14 +105,17 @@ def _iter_bfcl_calls(content: Any) -> Iterator[_BfclCall]:
     Yields:
         The calls, each with the index of its item in the list. In a text the index counts the calls.
     """
-    items = parse_json(content) if isinstance(content, str) else content  # None for a text that is no JSON
-    if isinstance(content, str) and items is None:
-        for index, marked in enumerate(find_marked_calls(content).calls):
-            yield _BfclCall(index, marked.fields)
-    elif isinstance(items, list):
-        for index, item in enumerate(items):
-            for call in _parse_calls_of_item(item):
-                yield _BfclCall(index, call)
+    items = try_parse_json(content) if isinstance(content, str) else content
+    is_plain_text = isinstance(content, str) and items is None
+    if is_plain_text:
+        for call_index, marked_call in enumerate(find_marked_calls(content).calls):
+            yield _BfclCall(call_index, marked_call.found_call)
+        return
+
+    if isinstance(items, list):
+        for item_index, item in enumerate(items):
+            for found_call in _parse_calls_of_item(item):
+                yield _BfclCall(item_index, found_call)
 
 
 def _parse_calls_of_item(item: Any) -> list[FoundCall]:
@@ -113,7 +127,8 @@ def _parse_calls_of_item(item: Any) -> list[FoundCall]:
         The calls, or an empty list for anything else.
     """
     if isinstance(item, str):
-        return [marked.fields for marked in find_marked_calls(f"[{item}]").calls]
+        marked_calls = find_marked_calls(f"[{item}]")
+        return [marked_call.found_call for marked_call in marked_calls.calls]
     if isinstance(item, Mapping) and len(item) == 1:
         [(tool, arguments)] = item.items()
         return [FoundCall(str(tool), arguments, id=None)]
@@ -121,40 +136,48 @@ def _parse_calls_of_item(item: Any) -> list[FoundCall]:
 
 
 def iter_verifiers_messages(trace: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a trace of verifiers, a tree of nodes, from the root to the last node."""
+    """Yield the messages of a trace of verifiers, from the root to the last node.
+
+    The nodes of a trace are a tree: each has a message, and the index of its parent, the node that it follows.
+    """
     nodes = trace["nodes"]
-    for number in reversed(_list_numbers_to_root(nodes)):
-        yield StoredMessage(("nodes", number, "message"), nodes[number].get("message"))
+    indexes_to_root = _list_node_indexes_to_root(nodes)
+    for node_index in reversed(indexes_to_root):
+        yield StoredMessage(("nodes", node_index, "message"), nodes[node_index].get("message"))
 
 
-def _list_numbers_to_root(nodes: Sequence[Any]) -> list[int]:
-    """List the numbers of the last node, of its parent, and so on up to the root, which has no parent."""
-    numbers = list[int]()
-    number: int | None = len(nodes) - 1 if nodes else None
-    # A circle of parents ends when there are more numbers than nodes.
-    while isinstance(number, int) and 0 <= number < len(nodes) and len(numbers) <= len(nodes):
-        numbers.append(number)
-        number = nodes[number].get("parent")
-    return numbers
+def _list_node_indexes_to_root(nodes: Sequence[Any]) -> list[int]:
+    """List the indexes of the last node, of its parent, and so on up to the root, which has no parent.
+
+    The list also ends at a parent that is no node.
+    """
+    node_indexes = list[int]()
+    node_index: int | None = len(nodes) - 1 if nodes else None
+    # A circle of parents ends when there are more indexes than nodes.
+    while isinstance(node_index, int) and 0 <= node_index < len(nodes) and len(node_indexes) <= len(nodes):
+        node_indexes.append(node_index)
+        node_index = nodes[node_index].get("parent")
+    return node_indexes
 
 
 def iter_api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a dialogue of API-Bank.
 
     A line with the role API is a call with its result, such as
-    `{"role": "API", "api_name": "weather", "param_dict": {...}, "result": {"output": ...}}`. The number of the line
+    `{"role": "API", "api_name": "weather", "param_dict": {...}, "result": {"output": ...}}`. The index of the line
     serves as the id of the call.
     """
-    for number, line in enumerate(lines):
-        path: Path = (number,)
+    for line_index, line in enumerate(lines):
+        line_path: RecordPath = (line_index,)
         if not isinstance(line, Mapping) or "api_name" not in line:
-            yield StoredMessage(path, line)
+            yield StoredMessage(line_path, line)
             continue
 
-        call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=str(number))
-        result = _parse_api_bank_result(line.get("result"), call_id=str(number))
-        yield StoredMessage(path, line, call=call)
-        yield StoredMessage(path, line, result=result)
+        call_id = str(line_index)
+        call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=call_id)
+        result = _parse_api_bank_result(line.get("result"), call_id)
+        yield StoredMessage(line_path, line, call=call)
+        yield StoredMessage(line_path, line, result=result)
 
 
 def _parse_api_bank_result(result: Any, call_id: str) -> FoundResult:
@@ -164,6 +187,7 @@ def _parse_api_bank_result(result: Any, call_id: str) -> FoundResult:
     """
     if not isinstance(result, Mapping):
         return FoundResult(result, id=call_id, status_fields={"error": None})
+
     exception = result.get("exception")
     output = result.get("output", result)
     content = output if exception is None else exception

@@ -6,36 +6,41 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.examples import ANSWER, OPENAI_CALL, OPENAI_RESULT, QUESTION
-from toolformer_dag.conversations.forms.form import Form, iter_messages_at, iter_paths_matching, system_prompt
-from toolformer_dag.conversations.plain_values import find_value, list_at, parse_json
+from toolformer_dag.conversations.forms.form import (
+    Form,
+    iter_messages_at,
+    iter_paths_matching,
+    iter_system_prompt_messages,
+)
+from toolformer_dag.conversations.plain_values import find_first_value, get_list_at, try_parse_json
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path, get_value_at
+from toolformer_dag.conversations.record_paths import RecordPath, get_value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
-SEMCONV = "1.37"
+SEMCONV_VERSION = "1.37"
 """The version of OpenTelemetry's conventions for generative AI that is read; all of it is still in development."""
-INPUTS = (
+INPUT_ATTRIBUTES = (
     "gen_ai.input.messages",
     "gen_ai.prompt",
     "input.value",
     "mlflow.spanInputs",
     "traceloop.entity.input",
 )
-OUTPUTS = (
+OUTPUT_ATTRIBUTES = (
     "gen_ai.output.messages",
     "gen_ai.completion",
     "output.value",
     "mlflow.spanOutputs",
     "traceloop.entity.output",
 )
-"""Attributes of a span with the messages of a request (INPUTS), and of the model's answer (OUTPUTS), in JSON."""
-SYSTEM_PROMPT = "gen_ai.system_instructions"
-FLAT_PREFIXES = ("llm.input_messages", "llm.output_messages", "gen_ai.prompt", "gen_ai.completion")
+"""Attributes of a span with messages in JSON: those of a request (INPUT_ATTRIBUTES), and the model's answer."""
+SYSTEM_PROMPT_ATTRIBUTE = "gen_ai.system_instructions"
+MESSAGE_ATTRIBUTE_PREFIXES = ("llm.input_messages", "llm.output_messages", "gen_ai.prompt", "gen_ai.completion")
 """Prefixes of attributes that each hold a field of a message: OpenInference's `llm.input_messages.0.message.role`, and
 OpenLLMetry's `gen_ai.prompt.0.role`."""
-LISTS_INSIDE = ("", "messages", "input", "choices.*.message", "generations.*.*.message", "output")
+MESSAGES_PATH_PATTERNS = ("", "messages", "input", "choices.*.message", "generations.*.*.message", "output")
 """Paths to the messages in an input or an output."""
-REQUESTS = (
+REQUEST_PATHS = (
     "messages",
     "kwargs.messages",
     "request.messages",
@@ -47,56 +52,69 @@ REQUESTS = (
     "request.contents",
 )
 """Paths to the messages of a request, also in the lines of a batch and in the rows of a proxy."""
-RESPONSES = (
+RESPONSE_PATHS = (
     "response.choices.0.message",
     "response.body.choices.0.message",
     "response_body.choices.0.message",
     "result.message",
 )
 """Paths to the message of a response; of several choices the first counts."""
-TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "input.value")
-TOOL_RESULTS = ("gen_ai.tool.call.result", "output.value")
+TOOL_ARGUMENT_ATTRIBUTES = ("gen_ai.tool.call.arguments", "input.value")
+TOOL_RESULT_ATTRIBUTES = ("gen_ai.tool.call.result", "output.value")
 """Attributes of a span that runs a tool, with the call's arguments and with its result."""
-TRACE_IDS = ("traceId", "trace_id", "context.trace_id", "traceid")
-STARTS = ("startTimeUnixNano", "start_time", "startTime", "start_time_unix_nano", "start_time_ns")
+TRACE_ID_FIELDS = ("traceId", "trace_id", "context.trace_id", "traceid")
+START_TIME_FIELDS = ("startTimeUnixNano", "start_time", "startTime", "start_time_unix_nano", "start_time_ns")
 
 
 class Attribute(NamedTuple):
     """The value of an attribute of a span, with the path to it in the span."""
 
-    path: Path
+    path: RecordPath
     value: Any
 
 
 def parse_attributes(span: Mapping[str, Any]) -> dict[str, Attribute]:
-    """Return the attributes of a span by name, from an object or from a list of OTLP."""
+    """Collect the attributes of a span by name.
+
+    A span is one step of a traced program, such as a request to a model. Its attributes are an object, or a list of
+    pairs as OTLP (OpenTelemetry's protocol) writes them.
+    """
     attributes = span.get("attributes")
-    if isinstance(attributes, Mapping):
-        return {str(name): Attribute(("attributes", name), value) for name, value in attributes.items()}
-    return _parse_otlp_attributes(span)
+    if not isinstance(attributes, Mapping):
+        return _parse_otlp_attributes(span)
+
+    attributes_by_name = {}
+    for name, value in attributes.items():
+        attributes_by_name[str(name)] = Attribute(("attributes", name), value)
+    return attributes_by_name
 
 
 def _parse_otlp_attributes(span: Mapping[str, Any]) -> dict[str, Attribute]:
-    """Return the attributes of a span by name, from the list of pairs that OTLP writes."""
+    """Collect the attributes of a span by name, from the list of pairs that OTLP writes."""
     attributes_by_name = dict[str, Attribute]()
-    for index, item in enumerate(list_at(span, "attributes")):
+    for index, item in enumerate(get_list_at(span, "attributes")):
         attribute = _parse_otlp_attribute(item, ("attributes", index))
         if attribute is not None:
             attributes_by_name[str(item.get("key"))] = attribute
     return attributes_by_name
 
 
-def _parse_otlp_attribute(item: Any, path: Path) -> Attribute | None:
-    """Return the attribute of `{"key": "name", "value": {"stringValue": "chat"}}`; None for any other item."""
+def _parse_otlp_attribute(item: Any, path: RecordPath) -> Attribute | None:
+    """Parse an attribute such as `{"key": "name", "value": {"stringValue": "chat"}}`.
+
+    Returns:
+        The attribute, or None if the item is anything else.
+    """
     value = item.get("value") if isinstance(item, Mapping) else None
     if not isinstance(value, Mapping) or len(value) != 1:
         return None
-    [value_key] = value  # such as stringValue
-    return Attribute((*path, "value", value_key), parse_otlp_value(value))
+
+    [type_key] = value  # such as "stringValue"
+    return Attribute((*path, "value", type_key), parse_otlp_value(value))
 
 
 def parse_attribute_values(span: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the attributes of a span by name."""
+    """Collect the values of the attributes of a span by name."""
     return {name: attribute.value for name, attribute in parse_attributes(span).items()}
 
 
@@ -111,23 +129,27 @@ def parse_otlp_value(value: Any) -> Any:
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
 
-    [(kind, content)] = value.items()
-    if kind == "arrayValue":
-        return [parse_otlp_value(item) for item in list_at(content, "values")]
-    if kind == "kvlistValue":
-        return dict(map(_parse_otlp_pair, list_at(content, "values")))
-    return _parse_integer(content) if kind == "intValue" else content
+    [(value_type, content)] = value.items()
+    if value_type == "arrayValue":
+        return [parse_otlp_value(item) for item in get_list_at(content, "values")]
+    if value_type == "kvlistValue":
+        return dict(map(_parse_otlp_pair, get_list_at(content, "values")))
+    if value_type == "intValue":
+        return _parse_integer(content)
+    return content
 
 
 def _parse_integer(content: Any) -> Any:
-    """Return 4 for "4", since OTLP writes integers as text; any other value unchanged."""
+    """Convert "4" to 4, since OTLP writes integers as text. Any other value is returned unchanged."""
     is_integer = str(content).lstrip("-").isdecimal()
     return int(content) if is_integer else content
 
 
 def _parse_otlp_pair(pair: Any) -> tuple[str, Any]:
-    """Return the key and the value of a pair of OTLP."""
-    return str(find_value(pair, ("key",))), parse_otlp_value(find_value(pair, ("value",)))
+    """Return the key and the value of a pair of OTLP, such as `{"key": "city", "value": {"stringValue": "Oslo"}}`."""
+    key = find_first_value(pair, ("key",))
+    value = find_first_value(pair, ("value",))
+    return str(key), parse_otlp_value(value)
 
 
 def list_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
@@ -141,108 +163,136 @@ def list_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     4. OpenTelemetry before version 1.37: an event per message
     5. the fields `input` and `output` of the span
 
-    In layouts 1 to 3, the system prompt may have an attribute of its own (SYSTEM_PROMPT). It comes first.
+    In layouts 1 to 3, the system prompt may have an attribute of its own (SYSTEM_PROMPT_ATTRIBUTE). It comes first.
 
     Returns:
         The messages, or an empty list if the span has none.
     """
-    attributes = parse_attributes(span)
-    instructions = attributes.get(SYSTEM_PROMPT)
-    system = list(system_prompt(instructions.path, instructions.value)) if instructions is not None else []
-    for read in (_list_nested_messages, _list_attribute_messages, _list_flat_span_messages):
-        messages = read(span)
+    system_prompt_messages = _list_system_prompt_messages(span)
+    for list_messages in (_list_nested_messages, _list_attribute_messages, _list_flat_span_messages):
+        messages = list_messages(span)
         if messages:
-            return [*system, *messages]
+            return [*system_prompt_messages, *messages]
 
-    return list_event_messages(span) or _list_input_and_output(span)
+    return list_event_messages(span) or _list_input_and_output_messages(span)
+
+
+def _list_system_prompt_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
+    """List the messages of the system prompt, if a span has it in an attribute of its own."""
+    instructions = parse_attributes(span).get(SYSTEM_PROMPT_ATTRIBUTE)
+    if instructions is None:
+        return []
+    return list(iter_system_prompt_messages(instructions.path, instructions.value))
 
 
 def _list_nested_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages of lists under the names FLAT_PREFIXES, as Phoenix writes them."""
+    """List the messages that stand in lists, as Phoenix writes them.
+
+    The lists lie under the names MESSAGE_ATTRIBUTE_PREFIXES: `{"attributes": {"llm": {"input_messages": [...]}}}`.
+    """
+    attributes = span.get("attributes")
     messages = []
-    for prefix in FLAT_PREFIXES:
-        for index, message in enumerate(list_at(span.get("attributes"), prefix)):
-            messages.append(StoredMessage(("attributes", *prefix.split("."), index), message))
+    for prefix in MESSAGE_ATTRIBUTE_PREFIXES:
+        list_path = ("attributes", *prefix.split("."))
+        for index, message in enumerate(get_list_at(attributes, prefix)):
+            messages.append(StoredMessage((*list_path, index), message))
     return messages
 
 
 def _list_attribute_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     """List the messages of a span that stand in attributes with all messages in JSON.
 
-    The first attribute of INPUTS that the span has is read, then the first of OUTPUTS.
+    The first attribute of INPUT_ATTRIBUTES that the span has is read, then the first of OUTPUT_ATTRIBUTES.
     """
     attributes = parse_attributes(span)
     messages = []
-    for names in (INPUTS, OUTPUTS):
+    for names in (INPUT_ATTRIBUTES, OUTPUT_ATTRIBUTES):
         present_names = [name for name in names if name in attributes]
-        if present_names:
-            attribute = attributes[present_names[0]]
-            messages_of_attribute = parse_messages(attribute.value)  # their paths begin at its value
-            messages += _prefix_paths(attribute.path, messages_of_attribute)
+        if not present_names:
+            continue
+
+        attribute = attributes[present_names[0]]
+        messages_of_attribute = parse_messages(attribute.value)  # their paths begin at the attribute's value
+        messages += _prefix_paths(attribute.path, messages_of_attribute)
     return messages
 
 
 def _list_flat_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages whose fields are attributes, under any of FLAT_PREFIXES."""
-    values = parse_attribute_values(span)
+    """List the messages of a span whose every field is an attribute, such as `llm.input_messages.0.message.role`."""
+    attribute_values = parse_attribute_values(span)
     messages = []
-    for prefix in FLAT_PREFIXES:
-        messages += list_flat_messages(values, prefix)
+    for prefix in MESSAGE_ATTRIBUTE_PREFIXES:
+        messages += list_flat_messages(attribute_values, prefix)
     return messages
 
 
-def _prefix_paths(path: Path, messages: Iterable[StoredMessage]) -> list[StoredMessage]:
-    """Return the messages of a value with paths from the record on. path: of the value in the record."""
-    return [message._replace(path=(*path, *message.path)) for message in messages]
+def _prefix_paths(prefix_path: RecordPath, messages: Iterable[StoredMessage]) -> list[StoredMessage]:
+    """Copy messages, putting a path before the path of each.
+
+    The messages of a value have paths that begin there. With the path to the value, they begin at the record.
+    """
+    return [message._replace(path=(*prefix_path, *message.path)) for message in messages]
 
 
 def parse_messages(value: Any) -> list[StoredMessage]:
     """Find the messages in an input or an output, which may be JSON.
 
-    It may be a list of messages, an object that holds a list or a message (LISTS_INSIDE), or a single message.
+    It may be a list of messages, a single message, or an object that holds either (MESSAGES_PATH_PATTERNS).
 
     Returns:
         The messages, with paths from the value on, or an empty list if it holds none.
     """
     if not isinstance(value, str):
         return _list_messages_in_value(value)
-    json_value = parse_json(value)
+
+    json_value = try_parse_json(value)
     if json_value is None:  # a text that is no JSON
         return []
-    json_path: Path = (None,)  # the step None opens JSON
+
+    json_path: RecordPath = (None,)  # the step None opens JSON
     return _prefix_paths(json_path, _list_messages_in_value(json_value))
 
 
 def _list_messages_in_value(value: Any) -> list[StoredMessage]:
     """List the messages in an input or an output.
 
-    They stand at the first path of LISTS_INSIDE that leads only to objects. Else the value may be a message itself.
+    They stand at the first path of MESSAGES_PATH_PATTERNS that leads only to objects. Without such a path, the value
+    may be a message itself.
     """
-    for pattern in LISTS_INSIDE:
+    for pattern in MESSAGES_PATH_PATTERNS:
         messages = _list_messages_matching(value, pattern)
         if messages and all(isinstance(message.value, Mapping) for message in messages):
             return messages
-    message = _parse_single_message(value)
-    return [] if message is None else [StoredMessage((), message)]
+
+    single_message = _parse_single_message(value)
+    return [] if single_message is None else [StoredMessage((), single_message)]
 
 
 def _list_messages_matching(value: Any, pattern: str) -> list[StoredMessage]:
-    """Return the messages in a value at the paths that match a pattern of LISTS_INSIDE."""
+    """List the messages in a value, at the paths that match a pattern such as "choices.*.message"."""
+    leads_to_message = pattern.endswith("message")
     messages = []
     for path in iter_paths_matching(value, pattern):
-        messages += _list_messages_at(path, get_value_at(value, path), may_be_message=pattern.endswith("message"))
+        messages += _list_messages_at(path, get_value_at(value, path), may_be_message=leads_to_message)
     return messages
 
 
 def _parse_single_message(value: Any) -> Mapping[str, Any] | None:
-    """Return a value that is a message, with the role assistant where it names none; None for any other value."""
-    is_message = isinstance(value, Mapping) and ("role" in value or "tool_calls" in value or "lc" in value)
-    if not is_message:
+    """Return a value that is a message, with the role "assistant" if it names none.
+
+    Returns:
+        The message, or None if the value lacks the fields of one.
+    """
+    if not isinstance(value, Mapping):
         return None
-    return value if "role" in value else {"role": "assistant", **value}
+    if "role" in value:
+        return value
+    if "tool_calls" in value or "lc" in value:  # `lc` marks a message that LangChain has serialized
+        return {"role": "assistant", **value}
+    return None
 
 
-def _list_messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[StoredMessage]:
+def _list_messages_at(path: RecordPath, value: Any, *, may_be_message: bool) -> list[StoredMessage]:
     """List the messages that a value holds.
 
     Args:
@@ -251,71 +301,91 @@ def _list_messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[S
             of them counts.
         may_be_message: Whether an object counts as a message.
     """
-    if isinstance(value, list) and value and isinstance(value[0], list):
+    is_list_of_lists = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    if is_list_of_lists:
         path = (*path, 0)
         value = value[0]
+
     if isinstance(value, list):
         return [StoredMessage((*path, index), message) for index, message in enumerate(value)]
-    return [StoredMessage(path, value)] if may_be_message and isinstance(value, Mapping) else []
+    if may_be_message and isinstance(value, Mapping):
+        return [StoredMessage(path, value)]
+    return []
 
 
-def list_flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[StoredMessage]:
+def list_flat_messages(attribute_values: Mapping[str, Any], name_prefix: str) -> list[StoredMessage]:
     """Build the messages whose every field is an attribute, as in OpenInference.
 
     For example, `llm.input_messages.0.message.role` is the role of the first message under `llm.input_messages`. The
     paths of these messages do not exist in the record, so that no call can be removed from it.
 
     Args:
-        attributes: The values of the attributes, by name.
-        prefix: The beginning of the names, such as "llm.input_messages".
+        attribute_values: The values of the attributes, by name.
+        name_prefix: The beginning of the names, such as "llm.input_messages".
     """
-    messages_by_number = _build_tree(attributes, prefix)  # {"0": {"message": {"role": "user", ...}}, "1": ...}
+    # The tree is, for example, {"0": {"message": {"role": "user", ...}}, "1": ...}.
+    tree = _build_attribute_tree(attribute_values, name_prefix)
+    message_numbers = [key for key in tree if key.isdecimal()]
     messages = []
-    for number in sorted((key for key in messages_by_number if key.isdecimal()), key=int):
-        numbered = messages_by_number[number]
-        fields = numbered.get("message", numbered)  # OpenLLMetry writes no `message` in between
-        path = ("attributes", f"{prefix}.{number}")  # tells where the message comes from
-        messages.append(StoredMessage(path, _to_openai_message(fields)))
+    for number in sorted(message_numbers, key=int):
+        node = tree[number]
+        fields = node.get("message", node)  # OpenLLMetry writes no `message` in between
+        path = ("attributes", f"{name_prefix}.{number}")  # no path of the record: it only tells the message's origin
+        messages.append(StoredMessage(path, _convert_to_openai_message(fields)))
     return messages
 
 
-def _to_openai_message(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_to_openai_message(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a message whose lists are objects by index to OpenAI's form.
 
     For example, {"tool_calls": {"0": {"tool_call": {...}}}} becomes {"tool_calls": [{...}]}. If the message has no
     `content`, the texts of `contents` are joined.
     """
-    calls = fields.get("tool_calls", {})
+    content = fields.get("content") or _join_content_texts(fields.get("contents", {}))
+
+    calls_by_index = fields.get("tool_calls", {})
+    calls = []
+    for index in sorted(calls_by_index, key=int):
+        item = calls_by_index[index]
+        calls.append(item.get("tool_call", item))
+
     return {
         "role": fields.get("role"),
-        "content": fields.get("content") or _join_content_texts(fields.get("contents", {})),
+        "content": content,
         "tool_call_id": fields.get("tool_call_id"),
         "name": fields.get("name"),
-        "tool_calls": [calls[key].get("tool_call", calls[key]) for key in sorted(calls, key=int)],
+        "tool_calls": calls,
     }
 
 
-def _build_tree(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the attributes under a prefix as nested objects: {"a": {"b": 1}} for "prefix.a.b" with the value 1."""
+def _build_attribute_tree(attribute_values: Mapping[str, Any], name_prefix: str) -> dict[str, Any]:
+    """Build nested objects from the attributes under a prefix: {"a": {"b": 1}} for "prefix.a.b" with the value 1."""
     tree: dict[str, Any] = {}
-    for name, value in attributes.items():
-        if name.startswith(f"{prefix}."):
-            _add_to_tree(tree, name.removeprefix(f"{prefix}.").split("."), value)
+    for name, value in attribute_values.items():
+        if name.startswith(f"{name_prefix}."):
+            keys = name.removeprefix(f"{name_prefix}.").split(".")
+            _add_to_tree(tree, keys, value)
     return tree
 
 
 def _add_to_tree(tree: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """Put a value at the end of some keys into nested objects; not where a key before the last has another value."""
+    """Put a value into nested objects, at the end of some keys.
+
+    For example, the keys ["a", "b"] and the value 1 make {"a": {"b": 1}} of {}. If a key before the last has a value
+    already that is no object, the new value is dropped.
+    """
     node: Any = tree
     for key in keys[:-1]:
         node = node.setdefault(key, {}) if isinstance(node, dict) else None
+
     if isinstance(node, dict):
-        node[keys[-1]] = value
+        last_key = keys[-1]
+        node[last_key] = value
 
 
 def _join_content_texts(contents: Mapping[str, Any]) -> str:
-    """Return the texts of the parts of a content, joined."""
-    texts = [find_value(contents[key], ("message_content.text", "text")) for key in sorted(contents)]
+    """Join the texts of the parts of a content, which is an object by index, such as {"0": {"text": "Hello"}}."""
+    texts = [find_first_value(contents[key], ("message_content.text", "text")) for key in sorted(contents)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
@@ -325,7 +395,7 @@ def list_event_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     An event is, for example, `{"name": "gen_ai.user.message", "body": {"content": "Hello"}}`.
     """
     messages = []
-    for index, event in enumerate(list_at(span, "events")):
+    for index, event in enumerate(get_list_at(span, "events")):
         message = _parse_event_message(event)
         if message is not None:
             messages.append(StoredMessage(("events", index), message))
@@ -338,30 +408,38 @@ def _parse_event_message(event: Any) -> dict[str, Any] | None:
     Returns:
         The message, or None if the event has none.
     """
-    name = str(event.get("name")) if isinstance(event, Mapping) else ""
+    if not isinstance(event, Mapping):
+        return None
+    name = str(event.get("name"))
     if not name.startswith("gen_ai."):
         return None
 
-    role = name.split(".")[1]
-    body = find_value(event, ("body",)) or parse_attribute_values(event)
-    return _parse_choice_message(body) if role == "choice" else _parse_body_message(role, body)
+    role = name.split(".")[1]  # "user" for gen_ai.user.message, "choice" for gen_ai.choice
+    body = find_first_value(event, ("body",)) or parse_attribute_values(event)
+    if role == "choice":
+        return _parse_choice_message(body)
+    return _parse_body_message(role, body)
 
 
 def _parse_choice_message(body: Any) -> dict[str, Any] | None:
-    """Return the message of the assistant in the body of the event `gen_ai.choice`; None where it has none."""
+    """Return the assistant's message in the body of the event `gen_ai.choice`, or None if it has none."""
     answer = body.get("message") if isinstance(body, Mapping) else body
     return _parse_body_message("assistant", answer)
 
 
 def _parse_body_message(role: str, body: Any) -> dict[str, Any] | None:
-    """Return the body of an event, maybe in JSON, as a message of this role; None where it is no object."""
-    message = parse_json(body) if isinstance(body, str) else body
+    """Convert the body of an event to a message of this role.
+
+    Returns:
+        The message, or None if the body is neither an object nor an object in JSON.
+    """
+    message = try_parse_json(body) if isinstance(body, str) else body
     if not isinstance(message, Mapping):
         return None
     return {"role": role, **message, "tool_call_id": message.get("id")}
 
 
-def list_tool_span_messages(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
+def list_tool_span_messages(span: Mapping[str, Any], path: RecordPath) -> list[StoredMessage]:
     """List the call and the result of a span that runs a tool.
 
     Returns:
@@ -370,43 +448,50 @@ def list_tool_span_messages(span: Mapping[str, Any], path: Path) -> list[StoredM
     call = _find_span_call(span)
     if call is None:
         return []
-    messages = [StoredMessage(path, span, call=call)]
-    content = _find_first_value(parse_attribute_values(span), TOOL_RESULTS)
-    if content is not None:
-        result = FoundResult(content, id=call.id, tool=call.tool)
-        messages.append(StoredMessage(path, span, result=result))
-    return messages
+    call_message = StoredMessage(path, span, call=call)
+
+    content = _get_first_attribute_value(parse_attribute_values(span), TOOL_RESULT_ATTRIBUTES)
+    if content is None:
+        return [call_message]
+
+    result = FoundResult(content, id=call.id, tool=call.tool)
+    return [call_message, StoredMessage(path, span, result=result)]
 
 
 def _find_span_call(span: Mapping[str, Any]) -> FoundCall | None:
     """Find the call of a span that runs a tool.
 
     Returns:
-        The call, with the id of the span if it has no id itself, or None if the span runs no tool.
+        The call, with the id of the span if it has no id itself, or None if the span runs no tool. Without either id,
+        the id is the text "None".
     """
-    values = parse_attribute_values(span)
-    tool = values.get("gen_ai.tool.name") or values.get("tool.name")
+    attribute_values = parse_attribute_values(span)
+    tool = attribute_values.get("gen_ai.tool.name") or attribute_values.get("tool.name")
     if not isinstance(tool, str):
         return None
 
-    span_id = find_value(span, ("spanId", "span_id"))
-    call_id = values.get("gen_ai.tool.call.id", span_id)
-    return FoundCall(tool, _find_first_value(values, TOOL_ARGUMENTS), id=str(call_id))
+    arguments = _get_first_attribute_value(attribute_values, TOOL_ARGUMENT_ATTRIBUTES)
+    span_id = find_first_value(span, ("spanId", "span_id"))
+    call_id = attribute_values.get("gen_ai.tool.call.id", span_id)
+    return FoundCall(tool, arguments, id=str(call_id))
 
 
-def _find_first_value(values: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Return the value of the first of some attributes that a span has; None without one."""
-    return next((values[name] for name in names if name in values), None)
+def _get_first_attribute_value(attribute_values: Mapping[str, Any], attribute_names: Sequence[str]) -> Any:
+    """Return the value of the first of these attributes that a span has, or None if it has none of them."""
+    for name in attribute_names:
+        if name in attribute_values:
+            return attribute_values[name]
+    return None
 
 
 class TraceSpan(NamedTuple):
     """A span of a trace, with the path to it in the record."""
 
-    path: Path
+    path: RecordPath
     fields: Mapping[str, Any]
 
 
-def choose_conversation(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
+def choose_trace_conversation(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
     """Choose the messages that are the conversation of a trace.
 
     They are the messages of the span with the most messages, since each request of an agent repeats the messages before
@@ -414,58 +499,68 @@ def choose_conversation(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
     spans that run tools are taken.
     """
     # Paths of a span's messages begin at the span; _prefix_paths puts the span's own path before them.
-    longest = _longest(_prefix_paths(span.path, list_span_messages(span.fields)) for span in spans)
-    if longest:
-        return longest
+    conversations = (_prefix_paths(span.path, list_span_messages(span.fields)) for span in spans)
+    longest_conversation = _find_longest_conversation(conversations)
+    if longest_conversation:
+        return longest_conversation
 
-    calls = list[StoredMessage]()
+    calls_and_results = list[StoredMessage]()
     for span in spans:
-        calls += list_tool_span_messages(span.fields, span.path)
-    return calls
+        calls_and_results += list_tool_span_messages(span.fields, span.path)
+    return calls_and_results
 
 
-def _longest(conversations: Iterable[list[StoredMessage]]) -> list[StoredMessage]:
-    """Find the conversation with the most messages: the last one of equally long ones, [] if there is none."""
-    longest = list[StoredMessage]()
+def _find_longest_conversation(conversations: Iterable[list[StoredMessage]]) -> list[StoredMessage]:
+    """Find the conversation with the most messages.
+
+    Returns:
+        Its messages: those of the last one if several are equally long, or an empty list if there is no conversation.
+    """
+    longest_conversation = list[StoredMessage]()
     for messages in conversations:
-        if len(messages) >= len(longest):
-            longest = messages
-    return longest
+        if len(messages) >= len(longest_conversation):
+            longest_conversation = messages
+    return longest_conversation
 
 
 def iter_trace_conversations(spans: Sequence[TraceSpan]) -> Iterator[list[StoredMessage]]:
     """Group spans by their trace, and find the conversation of each trace.
 
+    A trace is one run of a program; its spans are the steps of the run.
+
     Yields:
         The messages of each trace. Its spans count in the order in which they began.
     """
-    traces = defaultdict[str, list[TraceSpan]](list)
+    spans_by_trace_id = defaultdict[str, list[TraceSpan]](list)
     for span in spans:
-        traces[str(find_value(span.fields, TRACE_IDS))].append(span)
-    for trace in traces.values():
-        yield choose_conversation(sorted(trace, key=_get_padded_start))
+        trace_id = str(find_first_value(span.fields, TRACE_ID_FIELDS))
+        spans_by_trace_id[trace_id].append(span)
+
+    for spans_of_trace in spans_by_trace_id.values():
+        spans_in_order = sorted(spans_of_trace, key=_get_sortable_start)
+        yield choose_trace_conversation(spans_in_order)
 
 
-def _get_padded_start(span: TraceSpan) -> str:
+def _get_sortable_start(span: TraceSpan) -> str:
     """Return the start of a span as text that sorts like the time: nanoseconds are padded with zeros."""
-    return str(find_value(span.fields, STARTS)).zfill(25)
+    return str(find_first_value(span.fields, START_TIME_FIELDS)).zfill(25)
 
 
 def iter_otlp_conversations(record: Any) -> Iterator[list[StoredMessage]]:
-    """Yield the conversations of an export of OTLP in JSON."""
+    """Yield the conversations of an export of OTLP (OpenTelemetry's protocol) in JSON, one for each trace."""
     spans = []
-    for resources, scopes in (("resourceSpans", "scopeSpans"), ("resource_spans", "scope_spans")):
-        for path in iter_paths_matching(record, f"{resources}.*.{scopes}.*.spans.*"):
+    for pattern in ("resourceSpans.*.scopeSpans.*.spans.*", "resource_spans.*.scope_spans.*.spans.*"):
+        for path in iter_paths_matching(record, pattern):
             spans.append(TraceSpan(path, get_value_at(record, path)))
     yield from iter_trace_conversations(spans)
 
 
 def iter_span_line_conversations(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
-    """Yield the conversations of a file with a span per line."""
+    """Yield the conversations of a file with a span per line, one for each trace."""
     spans = []
-    for number, record in enumerate(records):
+    for line_index, record in enumerate(records):
         if isinstance(record, Mapping):
-            spans.append(TraceSpan((number,), record))
+            spans.append(TraceSpan((line_index,), record))
     yield from iter_trace_conversations(spans)
 
 
@@ -477,24 +572,26 @@ def iter_span_list_conversations(record: Any) -> Iterator[list[StoredMessage]]:
             fields = get_value_at(record, path)
             if isinstance(fields, Mapping):
                 spans.append(TraceSpan(path, fields))
-    yield choose_conversation(spans)
+    yield choose_trace_conversation(spans)
 
 
 def iter_langfuse_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of the longest generation of a Langfuse trace, or the trace's own messages without one.
 
-    Each generation repeats the messages before it, so of equally long generations the last one counts.
+    A generation is a request to a model with its answer. Each one repeats the messages before it, so of equally long
+    generations the last one counts.
     """
-    yield from _longest(_iter_generations(record)) or _list_input_and_output(record)
+    longest_conversation = _find_longest_conversation(_iter_generation_messages(record))
+    yield from longest_conversation or _list_input_and_output_messages(record)
 
 
-def _iter_generations(record: Any) -> Iterator[list[StoredMessage]]:
+def _iter_generation_messages(record: Any) -> Iterator[list[StoredMessage]]:
     """Yield the messages of each observation of a Langfuse trace that is a generation or an agent's run."""
     for path in iter_paths_matching(record, "observations.*"):
         observation = get_value_at(record, path)
-        kind = str(find_value(observation, ("type",)))
-        if kind.upper() in ("GENERATION", "AGENT"):
-            yield _prefix_paths(path, _list_input_and_output(observation))
+        observation_type = str(find_first_value(observation, ("type",)))
+        if observation_type.upper() in ("GENERATION", "AGENT"):
+            yield _prefix_paths(path, _list_input_and_output_messages(observation))
 
 
 def iter_langsmith_messages(record: Any) -> Iterator[StoredMessage]:
@@ -502,17 +599,20 @@ def iter_langsmith_messages(record: Any) -> Iterator[StoredMessage]:
 
     If the outputs begin with all messages of the inputs, the inputs are left out.
     """
-    inputs = parse_messages(record.get("inputs"))
-    outputs = parse_messages(record.get("outputs"))
-    first_outputs = [message.value for message in outputs[: len(inputs)]]
-    outputs_repeat_inputs = bool(inputs) and first_outputs == [message.value for message in inputs]
+    input_messages = parse_messages(record.get("inputs"))
+    output_messages = parse_messages(record.get("outputs"))
+
+    input_values = [message.value for message in input_messages]
+    first_output_values = [message.value for message in output_messages[: len(input_messages)]]
+    outputs_repeat_inputs = bool(input_values) and first_output_values == input_values
     if not outputs_repeat_inputs:
-        yield from _prefix_paths(("inputs",), inputs)
-    yield from _prefix_paths(("outputs",), outputs)
+        yield from _prefix_paths(("inputs",), input_messages)
+
+    yield from _prefix_paths(("outputs",), output_messages)
 
 
-def _list_input_and_output(record: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages of the field `input`, then those of `output`."""
+def _list_input_and_output_messages(record: Mapping[str, Any]) -> list[StoredMessage]:
+    """List the messages in the field `input` of a record, then those in `output`."""
     messages = []
     for key in ("input", "output"):
         messages += _prefix_paths((key,), parse_messages(record.get(key)))
@@ -525,32 +625,33 @@ def iter_request_and_response(record: Any) -> Iterator[StoredMessage]:
     A record is, for example, `{"request": {"messages": [...]}, "response": {"choices": [{"message": {...}}]}}`.
     """
     yield from iter_messages_at(record, ("system", "request.system", "request.body.system"))
-    yield from iter_messages_at(record, REQUESTS)
-    yield from iter_messages_at(record, RESPONSES)
-    response_body = find_value(record, ("response.body",))
+    yield from iter_messages_at(record, REQUEST_PATHS)
+    yield from iter_messages_at(record, RESPONSE_PATHS)
+
+    response_body = find_first_value(record, ("response.body",))
     if response_body is not None:
         yield from _iter_response_messages(response_body, ("response", "body"))
     else:
-        yield from _iter_response_messages(find_value(record, ("response",)), ("response",))
+        yield from _iter_response_messages(find_first_value(record, ("response",)), ("response",))
 
 
-def _iter_response_messages(response: Any, path: Path) -> Iterator[StoredMessage]:
+def _iter_response_messages(response: Any, path: RecordPath) -> Iterator[StoredMessage]:
     """Yield a response that is itself a message, then the messages in its output (OpenAI) or candidates (Gemini)."""
     if isinstance(response, Mapping) and response.get("role") is not None:
         yield StoredMessage(path, response)
     yield from _prefix_paths(path, iter_messages_at(response, ("output", "candidates.*.content")))
 
 
-def _build_span(name: str, messages: Sequence[Any], written: Sequence[Any]) -> dict[str, Any]:
-    """Build a span for the examples, with the messages of its request and the messages written in answer."""
+def _build_span(name: str, request_messages: Sequence[Any], answer_messages: Sequence[Any]) -> dict[str, Any]:
+    """Build a span for the examples of forms, with the messages of its request and those of the model's answer."""
     return {
         "traceId": "t1",
         "spanId": "1",
         "name": name,
         "startTimeUnixNano": "1",
         "attributes": [
-            {"key": "gen_ai.input.messages", "value": {"stringValue": json.dumps(messages)}},
-            {"key": "gen_ai.output.messages", "value": {"stringValue": json.dumps(written)}},
+            {"key": "gen_ai.input.messages", "value": {"stringValue": json.dumps(request_messages)}},
+            {"key": "gen_ai.output.messages", "value": {"stringValue": json.dumps(answer_messages)}},
         ],
     }
 
@@ -567,7 +668,7 @@ OTEL_OUTPUT = [{"role": "assistant", "parts": [{"type": "text", "content": "It i
 FORMS = (
     Form(
         name="OpenTelemetry, OTLP in JSON",
-        source=f"https://opentelemetry.io/docs/specs/semconv/gen-ai/ (version {SEMCONV})",
+        source=f"https://opentelemetry.io/docs/specs/semconv/gen-ai/ (version {SEMCONV_VERSION})",
         signs=("resourceSpans.*.scopeSpans.*.spans", "resource_spans.*.scope_spans.*.spans"),
         split=iter_otlp_conversations,
         can_drop=False,
@@ -575,7 +676,7 @@ FORMS = (
     ),
     Form(
         name="OpenTelemetry, a span per line",
-        source=f"https://opentelemetry.io/docs/specs/semconv/gen-ai/ (version {SEMCONV})",
+        source=f"https://opentelemetry.io/docs/specs/semconv/gen-ai/ (version {SEMCONV_VERSION})",
         signs=("traceId", "context.trace_id", "span_id", "spanId"),
         split=iter_span_line_conversations,
         is_file=True,

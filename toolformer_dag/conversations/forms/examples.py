@@ -23,5 +23,5 @@ ANTHROPIC_RESULT = {
 
 
 def build_text_message(role: str, text: str) -> dict[str, Any]:
-    """Return a message whose content is a list with one text."""
+    """Build a message whose content is a list with one part: this text."""
     return {"role": role, "content": [{"type": "text", "text": text}]}

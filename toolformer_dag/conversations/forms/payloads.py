@@ -11,58 +11,63 @@ from toolformer_dag.conversations.forms.examples import (
     QUESTION,
 )
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.plain_values import list_at
+from toolformer_dag.conversations.plain_values import get_list_at
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path, get_value_at
+from toolformer_dag.conversations.record_paths import RecordPath, get_value_at
 from toolformer_dag.conversations.shapes import FoundResult, find_id
 
-LISTS = ("conversations", "conversation", "trajectory", "history", "chat_history", "dialog")
+MESSAGE_LIST_FIELDS = ("conversations", "conversation", "trajectory", "history", "chat_history", "dialog")
 """Fields that may hold the messages of a record, whatever their form."""
-OTHER_LISTS = ("turns", "dialogue", "events", "data.messages", "chat.messages", "conversation.messages")
+OTHER_MESSAGE_LIST_PATHS = ("turns", "dialogue", "events", "data.messages", "chat.messages", "conversation.messages")
 """Paths to lists of messages that are less common."""
 
-PYDANTIC_ROLES = {
+PYDANTIC_ROLES_BY_PART_KIND = {
     "system-prompt": "system",
     "user-prompt": "user",
     "tool-return": "tool",
     "builtin-tool-return": "tool",
     "retry-prompt": "tool",
 }
-"""The role of a part of a message of pydantic-ai by its kind; other kinds are of the assistant."""
+"""The role of a part of a message of pydantic-ai by its kind. Parts of other kinds are the assistant's."""
 
 
 def iter_pydantic_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the parts of pydantic-ai's messages, such as `{"part_kind": "user-prompt", "content": "Hello"}`."""
     messages_path = _find_messages_path(conversation)
-    for number, message in enumerate(get_value_at(conversation, messages_path)):
-        for index, part in enumerate(list_at(message, "parts")):
-            yield _parse_part(part, (*messages_path, number, "parts", index))
+    for message_index, message in enumerate(get_value_at(conversation, messages_path)):
+        parts_path = (*messages_path, message_index, "parts")
+        for part_index, part in enumerate(get_list_at(message, "parts")):
+            yield _parse_pydantic_part(part, (*parts_path, part_index))
 
 
-def _find_messages_path(conversation: Any) -> Path:
-    """Return the path to the messages of a conversation; () where it is their list."""
+def _find_messages_path(conversation: Any) -> RecordPath:
+    """Find the path to the messages of a conversation. It is () if the conversation is their list itself."""
     if isinstance(conversation, list):
         return ()
-    return ("messages",) if conversation.get("messages") else ("all_messages",)
+    if conversation.get("messages"):
+        return ("messages",)
+    return ("all_messages",)
 
 
-def _parse_part(part: Any, path: Path) -> StoredMessage:
+def _parse_pydantic_part(part: Any, path: RecordPath) -> StoredMessage:
     """Convert a part to a message, by its kind, such as "user-prompt", "text" or "builtin-tool-call"."""
-    kind = str(part.get("part_kind")) if isinstance(part, dict) else ""
-    if kind == "retry-prompt":
+    part_kind = str(part.get("part_kind")) if isinstance(part, dict) else ""
+    if part_kind == "retry-prompt":
         return _parse_retry_prompt(part, path)
-    role = PYDANTIC_ROLES.get(kind, "assistant")
-    is_content_block = role == "assistant" or kind.startswith("builtin")
+
+    role = PYDANTIC_ROLES_BY_PART_KIND.get(part_kind, "assistant")
+    is_content_block = role == "assistant" or part_kind.startswith("builtin")
     return StoredMessage(path, part, role, is_part=is_content_block)
 
 
-def _parse_retry_prompt(part: dict[str, Any], path: Path) -> StoredMessage:
+def _parse_retry_prompt(part: dict[str, Any], path: RecordPath) -> StoredMessage:
     """Parse a prompt that asks the model to try again.
 
     If it has the id of a call, it is the result of that call, which failed. Else it is words of the user.
     """
     if not part.get("tool_call_id"):
         return StoredMessage(path, part, "user")
+
     call_id = find_id(part, ("tool_call_id",))
     result = FoundResult(part.get("content"), id=call_id, status_fields={"error": True})
     return StoredMessage(path, part, result=result)
@@ -323,13 +328,13 @@ GENERAL_FORMS = (
                 ]
             },
         )
-        for key in LISTS
+        for key in MESSAGE_LIST_FIELDS
     ),
     Form(
         name="Messages under other names",
         source="https://huggingface.co/docs/trl/dataset_formats",
-        signs=tuple(f"{path}.*.role" for path in OTHER_LISTS),
-        messages=OTHER_LISTS,
+        signs=tuple(f"{path}.*.role" for path in OTHER_MESSAGE_LIST_PATHS),
+        messages=OTHER_MESSAGE_LIST_PATHS,
         example={
             "turns": [
                 QUESTION,

@@ -5,33 +5,43 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.examples import ANSWER, ANSWER_TEXT, QUESTION, QUESTION_TEXT
 from toolformer_dag.conversations.forms.form import Form, iter_messages_at
-from toolformer_dag.conversations.mark_scanner import END_OF_TEXT, positions_of
-from toolformer_dag.conversations.plain_values import parse_json
+from toolformer_dag.conversations.mark_scanner import END_OF_TEXT, iter_mark_offsets
+from toolformer_dag.conversations.plain_values import try_parse_json
 from toolformer_dag.conversations.raw_messages import StoredMessage
-from toolformer_dag.conversations.record_paths import Path
+from toolformer_dag.conversations.record_paths import RecordPath
 from toolformer_dag.conversations.shapes import parse_listed_call
 
-GLAIVE_ROLES = {"USER:": "user", "ASSISTANT:": "assistant", "FUNCTION RESPONSE:": "tool"}
+GLAIVE_ROLES_BY_MARK = {"USER:": "user", "ASSISTANT:": "assistant", "FUNCTION RESPONSE:": "tool"}
 """The roles of turns by their first words in the text `chat` of glaive."""
-TEMPLATE_TURN = "<|im_start|>"
-TEMPLATE_END = "<|im_end|>"
+TURN_START_MARK = "<|im_start|>"
+TURN_END_MARK = "<|im_end|>"
 """The marks around a turn in the chat template ChatML; the first line of a turn is the role."""
-LONGEST_ROLE = 20
+MAX_ROLE_LENGTH = 20
 """Characters of the longest role in that line."""
 BARE_ROLES = ("system", "user", "assistant", "tool")
 """Lines before a turn in text that was decoded without special tokens, and so has no marks."""
-WRITTEN_TEXTS = ("output", "response", "responses", "solution_str")
+ASSISTANT_TEXT_FIELDS = ("output", "response", "responses", "solution_str")
 """Fields whose text begins with a turn of the assistant."""
-TEMPLATE_TEXTS = ("prompt", "input", "prompts", "output", "response", "responses", "solution_str", "sequences_str")
+TEMPLATE_TEXT_FIELDS = (
+    "prompt",
+    "input",
+    "prompts",
+    "output",
+    "response",
+    "responses",
+    "solution_str",
+    "sequences_str",
+)
 """Fields that hold text of a chat template, in the order of the conversation."""
 
 
 class TurnHead(NamedTuple):
-    """The first characters of a turn in a text.
+    """The mark with which a turn of a conversation begins in a text.
 
-    - `start`: the offset of the turn
-    - `mark`: the text before the words of the turn, such as "USER:" or "<|im_start|>user"
-    - `role`: the role of the turn
+    Attributes:
+        start: The offset of the mark, at which the turn begins.
+        mark: The text before the words of the turn, such as "USER:" or "<|im_start|>user".
+        role: The role of the writer, such as "user".
     """
 
     start: int
@@ -40,28 +50,42 @@ class TurnHead(NamedTuple):
 
 
 class TextTurn(NamedTuple):
-    """A turn in a text.
+    """A turn of a conversation in a text: what one speaker says.
 
-    - `head`: its first characters
-    - `body`: the text behind its mark
-    - `end`: the offset behind the turn
+    Attributes:
+        head: The mark with which the turn begins.
+        body: The text behind the mark.
+        end: The offset behind the turn.
     """
 
     head: TurnHead
     body: str
     end: int
 
-    def message(self, key: str, words: str) -> StoredMessage:
-        """Return the turn as a message. key: the field with the text. words: a part of `body`."""
-        offset = len(self.head.mark) + self.body.find(words)
-        return StoredMessage((key, (self.head.start, self.end)), words, self.head.role, offset=offset)
+    def build_message(self, field_name: str, words: str) -> StoredMessage:
+        """Build the message for the turn.
+
+        Args:
+            field_name: The field of the record that holds the text.
+            words: The words of the turn: a part of `body`.
+        """
+        turn_path: RecordPath = (field_name, (self.head.start, self.end))
+        words_offset = len(self.head.mark) + self.body.find(words)
+        return StoredMessage(turn_path, words, self.head.role, offset_in_span=words_offset)
 
 
-def _iter_turns(text: str, heads: Sequence[TurnHead]) -> Iterator[TextTurn]:
-    """Yield the turns of a text, each from its head up to the next head."""
-    ends = [*(head.start for head in heads), len(text)][1:]
-    for head, end in zip(heads, ends, strict=True):
-        yield TextTurn(head, text[head.start + len(head.mark) : end], end)
+def _iter_turns(text: str, turn_heads: Sequence[TurnHead]) -> Iterator[TextTurn]:
+    """Yield the turns of a text, each from its head up to the next head.
+
+    Args:
+        text: The text.
+        turn_heads: The marks with which the turns begin, in the order of the text.
+    """
+    turn_starts = [head.start for head in turn_heads]
+    turn_ends = [*turn_starts[1:], len(text)] if turn_heads else []
+    for head, turn_end in zip(turn_heads, turn_ends, strict=True):
+        body_start = head.start + len(head.mark)
+        yield TextTurn(head, text[body_start:turn_end], turn_end)
 
 
 def iter_glaive_messages(conversation: Any) -> Iterator[StoredMessage]:
@@ -69,21 +93,23 @@ def iter_glaive_messages(conversation: Any) -> Iterator[StoredMessage]:
 
     The text is, for example, `USER: Hello\\n\\n\\nASSISTANT: Hi <|endoftext|>`.
     """
-    system = conversation.get("system")
-    if isinstance(system, str) and system:
-        yield StoredMessage(("system",), system, "system")
+    system_prompt = conversation.get("system")
+    if isinstance(system_prompt, str) and system_prompt:
+        yield StoredMessage(("system",), system_prompt, "system")
 
     text = conversation["chat"]
-    for turn in _iter_turns(text, sorted(_iter_glaive_heads(text))):
+    turn_heads = sorted(_iter_glaive_turn_heads(text))
+    for turn in _iter_turns(text, turn_heads):
         words = turn.body.strip().removesuffix(END_OF_TEXT).strip()
-        yield turn.message("chat", words)
+        yield turn.build_message("chat", words)
 
 
-def _iter_glaive_heads(text: str) -> Iterator[TurnHead]:
-    """Yield the marks of GLAIVE_ROLES at the beginning of a line."""
-    for mark, role in GLAIVE_ROLES.items():
-        for position in positions_of(text, mark):
-            if position == 0 or text[position - 1] == "\n":
+def _iter_glaive_turn_heads(text: str) -> Iterator[TurnHead]:
+    """Yield the marks such as "USER:" at the beginning of a line, with their roles: first all marks of one role."""
+    for mark, role in GLAIVE_ROLES_BY_MARK.items():
+        for position in iter_mark_offsets(text, mark):
+            begins_line = position == 0 or text[position - 1] == "\n"
+            if begins_line:
                 yield TurnHead(position, mark, role)
 
 
@@ -94,77 +120,83 @@ def iter_xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
     """
     yield StoredMessage(path=("query",), value=conversation["query"], role="user")
 
-    answers = conversation["answers"]
-    calls = answers
-    calls_path: Path = ("answers",)
-    if isinstance(answers, str):
-        calls = parse_json(answers)
-        calls_path = ("answers", None)  # None opens the JSON
+    calls = conversation["answers"]
+    calls_path: RecordPath = ("answers",)
+    if isinstance(calls, str):
+        calls = try_parse_json(calls)
+        calls_path = ("answers", None)  # the step None opens JSON
     if not isinstance(calls, list):
         return
 
-    for index, call in enumerate(calls):
-        yield StoredMessage(path=(*calls_path, index), value=call, call=parse_listed_call(call))
+    for call_index, call in enumerate(calls):
+        yield StoredMessage(path=(*calls_path, call_index), value=call, call=parse_listed_call(call))
 
 
 def iter_template_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the turns of texts that a chat template has written, such as `<|im_start|>user\\nHello<|im_end|>`.
 
-    The texts are in the fields TEMPLATE_TEXTS. The prompt may also be a list of messages.
+    The texts are in the fields TEMPLATE_TEXT_FIELDS. The prompt may also be a list of messages.
     """
     if isinstance(conversation.get("prompt"), list):
         yield from iter_messages_at(conversation, ("prompt",))
 
-    texts = {key: conversation.get(key) for key in TEMPLATE_TEXTS}
+    text_by_field = dict[str, str]()
+    for field_name in TEMPLATE_TEXT_FIELDS:
+        text = conversation.get(field_name)
+        if isinstance(text, str):
+            text_by_field[field_name] = text
+
     # Texts that were decoded without special tokens lack the marks, so a line with only a role begins a turn. One text
     # of the record that shows this counts for all of them.
-    has_bare_roles = any(isinstance(text, str) and has_bare_role_lines(text) for text in texts.values())
-
-    for key, text in texts.items():
-        if isinstance(text, str):
-            yield from _iter_text_messages(key, text, has_bare_roles)
+    allows_bare_roles = any(map(has_bare_role_lines, text_by_field.values()))
+    for field_name, text in text_by_field.items():
+        yield from _iter_text_messages(field_name, text, allows_bare_roles)
 
 
-def _iter_text_messages(key: str, text: str, has_bare_roles: bool) -> Iterator[StoredMessage]:
+def _iter_text_messages(field_name: str, text: str, allows_bare_roles: bool) -> Iterator[StoredMessage]:
     """Yield the turns of a text, except empty ones.
 
     Args:
-        key: The field that holds the text. It tells who wrote the words before the first mark.
+        field_name: The field that holds the text. It tells who wrote the words before the first mark.
         text: The text.
-        has_bare_roles: Whether a line with only a role begins a turn if the text has no marks.
+        allows_bare_roles: Whether a line with only a role begins a turn if the text has no marks.
     """
-    first_role = "assistant" if key in WRITTEN_TEXTS else "user"
-    heads = [TurnHead(0, "", first_role), *iter_turn_heads(text, has_bare_roles)]
-    for turn in _iter_turns(text, heads):
-        words = turn.body.partition(TEMPLATE_END)[0].strip()
+    first_role = "assistant" if field_name in ASSISTANT_TEXT_FIELDS else "user"
+    first_head = TurnHead(start=0, mark="", role=first_role)
+    turn_heads = [first_head, *iter_turn_heads(text, allows_bare_roles)]
+    for turn in _iter_turns(text, turn_heads):
+        text_before_end_mark, _, _ = turn.body.partition(TURN_END_MARK)
+        words = text_before_end_mark.strip()
         if words:
-            yield turn.message(key, words)
+            yield turn.build_message(field_name, words)
 
 
 def has_bare_role_lines(text: str) -> bool:
-    """Return whether a text lacks the marks of its template: a line with only a role stands before a result."""
+    """Return whether a text lacks the marks of its template, since a line with only a role stands before a result."""
     return any(f"\n{role}\n<tool_response>" in text for role in ("user", "tool"))
 
 
-def iter_turn_heads(text: str, has_bare_roles: bool) -> Iterator[TurnHead]:
+def iter_turn_heads(text: str, allows_bare_roles: bool) -> Iterator[TurnHead]:
     """Find where the turns of a text begin.
 
     Args:
         text: The text.
-        has_bare_roles: Whether a line with only a role begins a turn if the text has no marks.
+        allows_bare_roles: Whether a line with only a role begins a turn if the text has no marks.
 
     Yields:
         The marks of the template with the role, or the lines with only a role.
     """
-    for position in positions_of(text, TEMPLATE_TURN):
-        role = text[position + len(TEMPLATE_TURN) :][:LONGEST_ROLE].partition("\n")[0]
-        yield TurnHead(position, TEMPLATE_TURN + role, role.strip())
-    if has_bare_roles and TEMPLATE_TURN not in text:
-        yield from _iter_bare_heads(text)
+    for position in iter_mark_offsets(text, TURN_START_MARK):
+        role_start = position + len(TURN_START_MARK)
+        role, _, _ = text[role_start : role_start + MAX_ROLE_LENGTH].partition("\n")  # the rest of the mark's line
+        yield TurnHead(position, TURN_START_MARK + role, role.strip())
+
+    if allows_bare_roles and TURN_START_MARK not in text:
+        yield from _iter_bare_role_heads(text)
 
 
-def _iter_bare_heads(text: str) -> Iterator[TurnHead]:
-    """Yield the lines of a text that are only a role."""
+def _iter_bare_role_heads(text: str) -> Iterator[TurnHead]:
+    """Yield the lines of a text that are only a role, such as "user", as the heads of turns."""
     line_start = 0
     for line in text.splitlines(keepends=True):
         role = line.strip()
@@ -203,11 +235,11 @@ FORMS = (
         name="Text of a chat template",
         source="https://verl.readthedocs.io/en/latest/advance/rollout_trace.html",
         signs=(
-            f"prompt~{TEMPLATE_TURN}",
-            f"input~{TEMPLATE_TURN}",
-            f"output~{TEMPLATE_TURN}",
-            f"response~{TEMPLATE_TURN}",
-            f"sequences_str~{TEMPLATE_TURN}",
+            f"prompt~{TURN_START_MARK}",
+            f"input~{TURN_START_MARK}",
+            f"output~{TURN_START_MARK}",
+            f"response~{TURN_START_MARK}",
+            f"sequences_str~{TURN_START_MARK}",
             "output~<tool_call>",
             "response~<search>",
             "response~<tool_call>",

@@ -6,13 +6,19 @@ from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.shard_faults import ShardFault
 
-MAGIC = b"WARC/"
+WARC_MAGIC = b"WARC/"
 """The first bytes of a web archive."""
-FORMAT = "dclm"
+WARC_FORMAT_NAME = "dclm"
 """The format with the keys that its records are to have: {"text": "...", "metadata": {"WARC-Record-ID": "..."}}."""
 
 
-def refuse_web_archive(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Raise ShardFault web_archive, with the remedy. choice: always FORMAT, which `choose_layout` takes."""
+def refuse_web_archive(blocks: Iterable[bytes], format_choice: FormatChoice) -> Iterator[Batch]:
+    """Refuse a web archive, because no reader takes the text of its pages yet.
+
+    The parameters are those of the other readers. They are not used.
+
+    Raises:
+        ShardFault: Always (web_archive).
+    """
     remedy = "convert it to JSON lines first (docs: Your own corpus)"
     raise ShardFault("web_archive", f"the shard is a WARC or WET file; {remedy}")

@@ -9,9 +9,9 @@ from toolformer_dag.synthetic.today import format_calendar_result
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.tool import ProposedCall, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
-DATED = re.compile(r"\b(?:[A-Z][a-z]+day|[A-Z][a-z]+(?= [0-9])|(?<=in )[A-Z][a-z]+|(?:19|20)[0-9]{2})\b")
+DATE_WORD_PATTERN = re.compile(r"\b(?:[A-Z][a-z]+day|[A-Z][a-z]+(?= [0-9])|(?<=in )[A-Z][a-z]+|(?:19|20)[0-9]{2})\b")
 """A day of the week, a month beside a day or after "in", or a year, among other words."""
-MOST_PER_TEXT = 5
+MAX_CALLS_PER_TEXT = 5
 """The most calls that the rule proposes for a text."""
 
 
@@ -38,15 +38,24 @@ class Calendar(Tool):
         return document.date.isoformat() if document.date else ""
 
     def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
-        """Return at most MOST_PER_TEXT calls of the calendar, before words of a text that say a part of its date.
+        """Propose calls before words of a text that say a part of its date.
 
-        For `context` "2009-05-03", the document's date, these words are `Sunday`, `May` and `2009`.
+        For the date 2009-05-03 these words are `Sunday`, `May` and `2009`.
+
+        Args:
+            text: The text.
+            context: The ISO date of the text's document, or empty for a document without a date.
+
+        Returns:
+            At most MAX_CALLS_PER_TEXT calls, in the order of the text.
         """
-        if not context:  # a document without a date
+        if not context:
             return []
+
         day = date.fromisoformat(context)
         words_of_date = {f"{day:%A}", f"{day:%B}", str(day.year)}
-        offsets = [match.start() for match in DATED.finditer(text) if match[0] in words_of_date]
+
+        offsets = [match.start() for match in DATE_WORD_PATTERN.finditer(text) if match[0] in words_of_date]
         return [ProposedCall(offset, input="") for offset in _thin_out_offsets(offsets)]
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
@@ -54,16 +63,22 @@ class Calendar(Tool):
 
 
 def _thin_out_offsets(offsets: Sequence[int]) -> Sequence[int]:
-    """Return every n-th of some offsets, with the smallest n that leaves at most MOST_PER_TEXT of them."""
-    step = math.ceil(len(offsets) / MOST_PER_TEXT)
-    return offsets[:: max(step, 1)]
+    """Select at most MAX_CALLS_PER_TEXT of some offsets, evenly: every n-th, with the smallest n that is enough."""
+    step = math.ceil(len(offsets) / MAX_CALLS_PER_TEXT)
+    return offsets[:: max(step, 1)]  # 1 without any offset
 
 
 def _answer_call(call: ToolCall) -> ToolResult:
+    """Return a date as a sentence: the one in the context of a call, or today's if the context is empty.
+
+    Without a date, the reason is `input_not_empty` or, if the context is no ISO date, `bad_context`.
+    """
     if unquote(call.input):
         return ToolResult(None, "input_not_empty")
+
     try:
         day = date.fromisoformat(call.context) if call.context else date.today()
     except ValueError:
         return ToolResult(None, "bad_context")
+
     return ToolResult(format_calendar_result(day))

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.settings.servers import lane_key
-from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.settings.servers import build_lane_key
+from toolformer_dag.settings.setting_types import select_determining_settings
 from toolformer_dag.texts.arguments import Schema
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.mcp_options import McpOptions
 from toolformer_dag.tools.mcp_session import McpSession, SessionLost, open_session
-from toolformer_dag.tools.options import occurs
+from toolformer_dag.tools.options import has_match
 from toolformer_dag.tools.tool import NoResult, Tool, ToolCall, ToolDefaults, ToolResult
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-CLOSE_SECONDS = 10.0
+CLOSE_TIMEOUT_SECONDS = 10.0
 """How long closing a session is waited for; a command that does not end by itself is killed well before."""
 
 
-def text_of(answer: "CallToolResult") -> str | None:
+def extract_answer_text(answer: "CallToolResult") -> str | None:
     """Extract the text of an MCP server's answer: its text blocks and embedded text resources, one per line.
 
     Returns:
@@ -36,7 +36,8 @@ def text_of(answer: "CallToolResult") -> str | None:
     """
     texts = []
     for block in answer.content:
-        text_holder = getattr(block, "resource", block)  # an embedded resource holds its text one level below
+        # An embedded resource holds its text one level below.
+        text_holder = getattr(block, "resource", block)
         text = getattr(text_holder, "text", None)
         if isinstance(text, str):
             texts.append(text)
@@ -49,22 +50,34 @@ def text_of(answer: "CallToolResult") -> str | None:
 
 
 def to_compact_json(value: Any) -> str:
-    """Return a value as JSON without white space; a text as it is."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """Write a value as JSON without white space, but a text as it is, without quotation marks."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-_FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
+_FIELD_PATTERN = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 """A field of a template: `{temperature}`, or `{wind.speed}` for a field of the object `wind`."""
 
 
 def fill_result_template(template: str, answer: "CallToolResult") -> str:
     """Fill a template, such as `{temperature} °C, wind {wind.speed}`, with fields of the object in an answer.
 
+    Args:
+        template: The template, in which `{wind.speed}` stands for the field `speed` of the object `wind`.
+        answer: The server's answer to a call.
+
     Raises:
         NoResult: The answer holds no object (`no_object`), or lacks a field (`no_field: wind.speed`).
     """
-    content = _parse_answer_object(answer)
-    return _FIELD.sub(lambda field: to_compact_json(_get_field(content, field[1])), template)
+    answer_object = _parse_answer_object(answer)
+
+    def format_field(field_match: re.Match[str]) -> str:
+        """Return the value of a field in the template, as text."""
+        value = _get_field(answer_object, field_path=field_match[1])
+        return to_compact_json(value)
+
+    return _FIELD_PATTERN.sub(format_field, template)
 
 
 def _parse_answer_object(answer: "CallToolResult") -> Mapping[str, Any]:
@@ -75,27 +88,35 @@ def _parse_answer_object(answer: "CallToolResult") -> Mapping[str, Any]:
     """
     content: Any = answer.structured_content
     if content is None:
-        content = _parsed(text_of(answer) or "")
+        content = _parse_json(extract_answer_text(answer) or "")
 
     if not isinstance(content, Mapping):
         raise NoResult("no_object")
     return content
 
 
-def _parsed(text: str) -> Any:
-    """Return the value of a text in JSON; None for any other text."""
+def _parse_json(text: str) -> Any:
+    """Parse a text as JSON, or return None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _get_field(content: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path such as `wind.speed`, below an object. Raises NoResult(f"no_field: {path}")."""
+def _get_field(content: Mapping[str, Any], field_path: str) -> Any:
+    """Return the value of a field in a JSON object.
+
+    Args:
+        content: The object.
+        field_path: The name of the field, or a path such as `wind.speed` for a field of an object in the object.
+
+    Raises:
+        NoResult: There is no such field. The reason is `no_field: wind.speed`, for example.
+    """
     value: Any = content
-    for name in path.split("."):
+    for name in field_path.split("."):
         if not isinstance(value, Mapping) or name not in value:
-            raise NoResult(f"no_field: {path}")
+            raise NoResult(f"no_field: {field_path}")
         value = value[name]
     return value
 
@@ -128,51 +149,60 @@ class McpTool(Tool):
         both called GetWeather in texts.
         """
         super().__init__(key, options, prompt)
-        words = lane_key(options.tool).split("_")  # ["get", "weather"] of `getWeather`
+
+        words = build_lane_key(options.tool).split("_")  # ["get", "weather"] of `getWeather`
         self.name = options.name or _to_camel_case(words)
         self.description = options.description or " ".join(words)
         self.version = options.version
-        self.server = options.server
+        self.server_name = options.server
 
         # Without the regular expression `wants`, the tool gets the texts that fit it better than most other tools.
-        self.routed = options.wants is None
+        self.is_routed = options.wants is None
         self._session: McpSession | None = None
-        self._lock = threading.Lock()  # held while the session is opened or closed
+        self._session_lock = threading.Lock()  # held while the session is opened or closed
 
     @property
-    def schema(self) -> Schema:
-        """The arguments as the server lists them."""
+    def arguments_schema(self) -> Schema:
+        """The JSON schema of the arguments, as the server lists it."""
         return self.options.input_schema
 
     def wants(self, text: str, document: Document) -> str | None:
         if self.options.wants is None:
             return "every_text"
-        return "matches" if occurs(self.options.wants, text) else None
+        return "matches" if has_match(self.options.wants, text) else None
 
     def connect(self) -> None:
-        """Connect to the server, starting a command. Raises ToolDown."""
+        """Connect to the server if not connected, and start its command if it has one.
+
+        Raises:
+            ToolDown: The server cannot be reached, or does not have the tool as it was listed.
+        """
         self._ensure_session()
 
     def timed_out(self) -> None:
-        """Close the connection: a server that hangs on an input answers no other; `connect` restarts it."""
+        """Close the connection, because a server that hangs on an input answers no other. `connect` opens it again."""
         self.close()
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [self._answer_call(call) for call in calls]
 
     def identity(self) -> Mapping[str, object]:
-        """Return the server's address or command, its tool and its arguments; no secret, no folder."""
+        """Return what determines the results, for fingerprints: the server's command or address, the tool, its schema.
+
+        There are no secrets and no folders in it.
+        """
+        connection = self.options.masked_connection
         is_command = self.options.command is not None
         return {
-            "command": self.options.shown if is_command else None,
-            "url": None if is_command else self.options.shown,
-            **determining(self.options, "tool", "result"),
+            "command": connection if is_command else None,
+            "url": None if is_command else connection,
+            **select_determining_settings(self.options, "tool", "result"),
             "arguments": fingerprint(self.options.input_schema),
         }
 
     def selection(self) -> Mapping[str, object]:
         """Return only the regular expression: changing it selects other texts but keeps stored results."""
-        return determining(self.options, "wants")
+        return select_determining_settings(self.options, "wants")
 
     def close(self, session: McpSession | None = None) -> None:
         """Close the session with the server, if one is open. The next call opens another one.
@@ -180,22 +210,27 @@ class McpTool(Tool):
         Args:
             session: Close only this session, and not one with which another thread has replaced it.
         """
-        with self._lock:
+        with self._session_lock:
             if self._session is None:
                 return
-            if session is not None and session is not self._session:
+            is_replaced = session is not None and session is not self._session
+            if is_replaced:
                 return
-            atexit.unregister(self._session.close)
 
-            # In a thread of its own: a server that hangs delays closing over HTTP for minutes.
-            closing = threading.Thread(target=self._session.close, daemon=True)
-            closing.start()
-            closing.join(CLOSE_SECONDS)
+            atexit.unregister(self._session.close)
+            # It is closed in a thread of its own, because a server that hangs delays closing over HTTP for minutes.
+            closing_thread = threading.Thread(target=self._session.close, daemon=True)
+            closing_thread.start()
+            closing_thread.join(CLOSE_TIMEOUT_SECONDS)
             self._session = None
 
     def _ensure_session(self) -> McpSession:
-        """Return the open session, or open one. Raises ToolDown."""
-        with self._lock:
+        """Return the open session with the server, or open one.
+
+        Raises:
+            ToolDown: The server cannot be reached, or does not have the tool as it was listed.
+        """
+        with self._session_lock:
             if self._session is None:
                 self._session = open_session(self.key, self.options)
                 atexit.register(self._session.close)
@@ -215,9 +250,9 @@ class McpTool(Tool):
         session = self._ensure_session()
 
         try:
-            answer = session.call(call.arguments)
+            answer = session.call_tool(call.arguments)
             return self._build_result(call, answer)
-        except SessionLost:  # a RetryableError: the next try opens another session
+        except SessionLost:  # a RetryableError, so that the call is tried again, in another session
             self.close(session)
             raise
         except NoResult as error:  # of the session, or of a result template that does not fit the answer
@@ -234,16 +269,22 @@ class McpTool(Tool):
             NoResult: The result template does not fit the answer.
         """
         if answer.is_error:
-            _log.info("%s(%.80s): %.500s", self.name, call.input, text_of(answer))
+            _log.info("%s(%.80s): %.500s", self.name, call.input, extract_answer_text(answer))
             return ToolResult(None, "tool_error")
 
-        text = text_of(answer) if self.options.result is None else fill_result_template(self.options.result, answer)
+        template = self.options.result
+        text = extract_answer_text(answer) if template is None else fill_result_template(template, answer)
         if text is None:
             return ToolResult(None, "no_text")
         return ToolResult(text)
 
     def _warn_of_cause(self, call: ToolCall, error: NoResult) -> None:
-        """Log the SDK's error that made a call have no result, where there is one."""
+        """Log the error of the SDK because of which a call has no result, if there is one.
+
+        Args:
+            call: The call.
+            error: The reason, whose cause may be the SDK's error.
+        """
         if isinstance(error.__cause__, Exception):
-            message = self.options.public(error.__cause__)
+            message = self.options.format_masked_error(error.__cause__)
             _log.warning("%s(%.80s): %s; MCP client: %s", self.name, call.input, error.reason, message)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 
-from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.settings.setting_types import select_determining_settings
 from toolformer_dag.tools.model_readers import load_reader
 from toolformer_dag.tools.options import mask_url
 from toolformer_dag.tools.passage_index import IndexingProgress
@@ -14,7 +14,7 @@ from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, Reader
 from toolformer_dag.tools.rules import questions
 from toolformer_dag.tools.tool import ProposedCall, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
-READER_RULES = 4
+READER_RULES_VERSION = 4
 """Raise this when the reader without weights would answer a question in another way."""
 
 
@@ -31,11 +31,11 @@ class QuestionAnswering(Tool):
     def __init__(self, key: str, options: QuestionAnsweringOptions, prompt: str) -> None:
         super().__init__(key, options, prompt)
         self.batch_size = 1 if options.reader == "http" else Tool.batch_size
-        self._search: PassageSearch | None = None  # opened by `prepare`, unless no passages are read
+        self._passage_search: PassageSearch | None = None  # opened by `prepare`, unless no passages are read
         self._reader: Reader | None = None  # loaded by `prepare`
-        self._in_use = threading.Lock()  # held while these are loaded, and while a local model reads
+        self._lock = threading.Lock()  # held while these are loaded, and while a local model reads
         # Tokenizers are not thread-safe; requests to an endpoint may overlap.
-        self._reading = nullcontext() if options.reader == "http" else self._in_use
+        self._reader_lock = nullcontext() if options.reader == "http" else self._lock
 
     def at_inference(self) -> Tool:
         """Return the tool with the reader of `inference`."""
@@ -46,11 +46,17 @@ class QuestionAnswering(Tool):
     def prepare(self, progress: IndexingProgress) -> None:
         """Open the search over passages, building a missing index, and load the reader; do nothing the next time.
 
-        Raises PassageError and ModelError where passages or model cannot be read.
+        Args:
+            progress: Called with the number of passages indexed so far.
+
+        Raises:
+            PassageError: The passages cannot be read, or the index cannot be written.
+            ModelError: The model of the reader cannot be loaded.
+            ToolDown: The key of an endpoint is missing.
         """
-        with self._in_use:
-            if self.options.passages_read and self._search is None:
-                self._search = self.options.open_search(progress)
+        with self._lock:
+            if self.options.passages_read and self._passage_search is None:
+                self._passage_search = self.options.open_passage_search(progress)
             if self._reader is None:
                 self._reader = load_reader(self.options)
 
@@ -61,56 +67,81 @@ class QuestionAnswering(Tool):
         return {"rule": questions.VERSION}
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Answer the question of each call; search passages for it, and let the reader answer from them.
+        """Answer the question of each call: search passages for it, and let the reader answer from them.
 
-        An input without a letter or digit has the reason `no_question`. Raises PassageError and ModelError where
-        passages or model cannot be read, and what the reader raises.
+        Returns:
+            A result per call. An input without a letter or digit has the reason `no_question`.
+
+        Raises:
+            PassageError: The passages cannot be read or indexed.
+            ModelError: The model of the reader cannot be loaded.
+            Exception: Whatever the reader raises.
         """
-        self.prepare(lambda done: None)  # without a report of progress
+        self.prepare(lambda done_count: None)  # without a report of progress
+
         results = [ToolResult(None, "no_question")] * len(calls)
-        question_by_index = _map_index_to_question(calls)  # index of a call -> its question
-        if question_by_index:
-            answers = self._answer_questions(list(question_by_index.values()))
-            for index, answer in zip(question_by_index, answers, strict=True):
-                results[index] = answer
+        question_by_index = _map_index_to_question(calls)  # by the index of the call
+        if not question_by_index:
+            return results
+
+        question_texts = list(question_by_index.values())
+        answers = self._answer_questions(question_texts)
+        for index, answer in zip(question_by_index, answers, strict=True):
+            results[index] = answer
         return results
 
     def _answer_questions(self, question_texts: Sequence[str]) -> list[ToolResult]:
         """Return the reader's answer to each question, from the passages that the search finds for it."""
-        assert self._reader is not None
-        passages = [self._search_passages(question) for question in question_texts]
-        with self._reading:
-            return self._reader(question_texts, passages)
+        assert self._reader is not None  # loaded by `prepare`
+        passages_per_question = [self._search_passages(question) for question in question_texts]
+        with self._reader_lock:
+            return self._reader(question_texts, passages_per_question)
 
     def _search_passages(self, question: str) -> list[Passage]:
-        """Return the best passages for a question; none where `passages_read` is 0."""
-        if self._search is None:
+        """Return the best passages for a question, at most `passages_read`, or none if this option is 0."""
+        if self._passage_search is None:
             return []
-        return [hit.passage for hit in self._search.search(question, self.options.passages_read)]
+        scored_passages = self._passage_search.find_passages(question, self.options.passages_read)
+        return [scored.passage for scored in scored_passages]
 
     def identity(self) -> Mapping[str, object]:
-        """Return what determines answers: how passages are found, where any are read, and the reader."""
-        retrieval = self.options.build_retrieval_identity() if self.options.passages_read else {}
-        return {**determining(self.options, "reader", "passages_read"), **retrieval, **self._build_reader_identity()}
+        """Return what determines the answers, for fingerprints: how passages are found, if any are, and the reader."""
+        reads_passages = self.options.passages_read > 0
+        retrieval_identity = self.options.build_retrieval_identity() if reads_passages else {}
+        return {
+            **select_determining_settings(self.options, "reader", "passages_read"),
+            **retrieval_identity,
+            **self._build_reader_identity(),
+        }
 
     def _build_reader_identity(self) -> Mapping[str, object]:
-        """Return what determines the answers of the reader to the same questions and passages."""
+        """Return what determines the reader's answers to the same questions and passages, for fingerprints.
+
+        Raises:
+            ModelError: The model is a folder that is not a model folder.
+        """
         if self.options.reader == "embedded":
-            return {"rules": READER_RULES}
+            return {"rules": READER_RULES_VERSION}
+
         if self.options.reader == "http":
-            url = mask_url(str(self.options.url))
-            return {**determining(self.options, "model", "max_answer_tokens"), "url": url}
+            masked_url = mask_url(str(self.options.url))
+            return {**select_determining_settings(self.options, "model", "max_answer_tokens"), "url": masked_url}
+
         return {
             **self.options.build_weights_identity(),
-            **determining(self.options, "max_input_tokens", "max_answer_tokens"),
+            **select_determining_settings(self.options, "max_input_tokens", "max_answer_tokens"),
         }
 
 
 def _map_index_to_question(calls: Sequence[ToolCall]) -> dict[int, str]:
-    """Return the questions of calls by the call's index; an input without a letter or digit is no question."""
+    """Return the questions of calls, by the indices of the calls.
+
+    A call whose input has no letter or digit asks no question, and is left out.
+    """
     question_by_index = {}
     for index, call in enumerate(calls):
         question = unquote(call.input)
-        if any(map(str.isalnum, question)):
+        has_letter_or_digit = any(map(str.isalnum, question))
+        if has_letter_or_digit:
             question_by_index[index] = question
     return question_by_index

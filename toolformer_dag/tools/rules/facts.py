@@ -9,73 +9,95 @@ from collections.abc import Iterator
 from itertools import islice
 
 from toolformer_dag.tools.passage_terms import STOP_WORDS
-from toolformer_dag.tools.rules.questions import NAME
+from toolformer_dag.tools.rules.questions import NAME_REGEX
 from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
 """Raised when the rule gives other calls."""
-FACT = re.compile(rf"\b{NAME}|\b\d{{2,4}}s?\b")
+FACT_PATTERN = re.compile(rf"\b{NAME_REGEX}|\b\d{{2,4}}s?\b")
 """A name, or a number of two to four digits, as `1936` or `1930s`."""
-DAYS = "monday tuesday wednesday thursday friday saturday sunday"
-MONTHS = "january february march april may june july august september october november december"
-COMMON = STOP_WORDS | set(
-    f"{DAYS} {MONTHS} however although according during several many one two some first since while despite also new "
-    "other both most later early each".split()
+DAY_NAMES = "monday tuesday wednesday thursday friday saturday sunday"
+MONTH_NAMES = "january february march april may june july august september october november december"
+COMMON_WORDS = STOP_WORDS | set(
+    f"{DAY_NAMES} {MONTH_NAMES} however although according during several many one two some first since while despite "
+    "also new other both most later early each".split()
 )
 """Words with a capital letter that are no names, such as those that begin a sentence; in lower case."""
-WORD = re.compile(r"[A-Za-z]{3,}")
-MOST_CHARACTERS_BETWEEN = 200
+WORD_PATTERN = re.compile(r"[A-Za-z]{3,}")
+MAX_CHARACTERS_BETWEEN = 200
 """The most characters between a name and a fact."""
-CHARACTERS_BEFORE_FACT = 40
+MIN_CHARACTERS_BEFORE_FACT = 40
 """The least characters before the first fact."""
-MOST_PER_TEXT = 3
+MAX_CALLS_PER_TEXT = 3
 """The most calls of a text."""
-MOST_WORDS_BETWEEN = 4
+MAX_QUERY_WORDS_BETWEEN = 4
 """The most words of a query besides the name."""
 
 
 def propose_searches(text: str) -> Iterator[ProposedCall]:
-    """Yield at most MOST_PER_TEXT searches, each before a fact: a name or number that the text says for the first time.
+    """Propose searches in a text, each before a fact: a name or number that the text says for the first time.
 
     In "The mathematician Ada Lovelace was the daughter of Lord Byron." the query before `Lord Byron` is `Ada Lovelace
     daughter`: the nearest name, and the last words between the two.
+
+    Yields:
+        At most MAX_CALLS_PER_TEXT calls, in the order of the text.
     """
-    yield from islice(_iter_searches(text), MOST_PER_TEXT)
+    yield from islice(_iter_searches(text), MAX_CALLS_PER_TEXT)
 
 
 def _iter_searches(text: str) -> Iterator[ProposedCall]:
     """Propose a search before each new fact (a name or number) of a text, about the nearest name before it."""
-    previous_name: re.Match[str] | None = None
-    for fact in FACT.finditer(text):
-        if fact[0].lower() in COMMON:
+    previous_name_match: re.Match[str] | None = None
+    for fact_match in FACT_PATTERN.finditer(text):
+        fact = fact_match[0]
+        if fact.lower() in COMMON_WORDS:  # such as a capital word that begins a sentence
             continue
 
-        if previous_name is not None and _is_new(text, fact):
-            yield from _propose_search(text, previous_name, fact)
+        if previous_name_match is not None and _is_new_fact(text, fact_match):
+            yield from _propose_search(text, previous_name_match, fact_match)
 
-        is_name = fact[0][0].isalpha()
+        is_name = fact[0].isalpha()  # and not a number
         if is_name:
-            previous_name = fact
+            previous_name_match = fact_match
 
 
-def _propose_search(text: str, name: re.Match[str], fact: re.Match[str]) -> Iterator[ProposedCall]:
-    """Yield the search for a fact about a name before it, if both are near each other on one line."""
-    between = text[name.end() : fact.start()]
-    if len(between) < MOST_CHARACTERS_BETWEEN and "\n" not in between:
-        query = _build_query(name[0], between)
-        yield ProposedCall(fact.start(), query, words=fact[0])
+def _propose_search(text: str, name_match: re.Match[str], fact_match: re.Match[str]) -> Iterator[ProposedCall]:
+    """Propose the search for a fact about a name before it.
+
+    Args:
+        text: The text.
+        name_match: The match of the name in the text.
+        fact_match: The match of the fact in the text.
+
+    Yields:
+        The call before the fact, or nothing if name and fact are not near each other on one line.
+    """
+    text_between = text[name_match.end() : fact_match.start()]
+    if len(text_between) < MAX_CHARACTERS_BETWEEN and "\n" not in text_between:
+        query = _build_query(name_match[0], text_between)
+        yield ProposedCall(fact_match.start(), query, words=fact_match[0])
 
 
-def _build_query(name: str, between: str) -> str:
-    """Return the query from a name and the text between it and the fact."""
-    words = [word for word in WORD.findall(between) if word.lower() not in STOP_WORDS]
-    return " ".join([name, *words[-MOST_WORDS_BETWEEN:]])
+def _build_query(name: str, text_between: str) -> str:
+    """Build a query from a name and the last words between it and a fact, without stop words such as `the`."""
+    words = [word for word in WORD_PATTERN.findall(text_between) if word.lower() not in STOP_WORDS]
+    last_words = words[-MAX_QUERY_WORDS_BETWEEN:]
+    return " ".join([name, *last_words])
 
 
-def _is_new(text: str, fact: re.Match[str]) -> bool:
-    """Return whether a name or number is new, and neither begins the text nor a sentence."""
-    before = text[: fact.start()]
-    last_character = before.rstrip('"“( ')[-1:]
+def _is_new_fact(text: str, fact_match: re.Match[str]) -> bool:
+    """Return whether a name or number is new to a text, and does not begin a sentence.
+
+    Args:
+        text: The text.
+        fact_match: The match of the name or number in the text.
+    """
+    text_before = text[: fact_match.start()]
+    if len(text_before) < MIN_CHARACTERS_BEFORE_FACT:
+        return False
+
+    last_character = text_before.rstrip('"“( ')[-1:]  # empty if there is none
     begins_sentence = last_character in ("", ".", "!", "?", ":", "\n")
-    is_repeated = fact[0].lower() in before.lower()
-    return len(before) >= CHARACTERS_BEFORE_FACT and not begins_sentence and not is_repeated
+    is_repeated = fact_match[0].lower() in text_before.lower()
+    return not begins_sentence and not is_repeated

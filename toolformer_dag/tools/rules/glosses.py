@@ -11,33 +11,36 @@ from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
 """Raised when the rule gives other calls."""
-OPEN = '"“‘«'
+OPENING_QUOTES = '"“‘«'
 """The opening quotation marks."""
-CLOSE = '"”’»'
+CLOSING_QUOTES = '"”’»'
 """The closing quotation marks."""
 # Words that announce a meaning, such as `, which roughly means`.
-MEANING_CUE = (
+MEANING_CUE_REGEX = (
     r"(?:,? (?:which|that) )?(?:roughly |literally |usually |often )?"
     r"(?:means|meaning|translated? as|translates (?:as|to)|translated|in English|literally|or|i\.e\.)"
 )
 # A quoted phrase, what may stand between it and its meaning (a dash, a bracket, a cue), and the quote that opens the
 # meaning: `"la tortuga" means "` of `"la tortuga" means "the turtle"`.
-GLOSS = re.compile(
-    rf"[{OPEN}](?P<phrase>[^{OPEN}{CLOSE}();:0-9\n]{{3,120}})[{CLOSE}]"
-    rf",?\s{{0,9}}(?:[(\[—–-]\s{{0,9}})?(?:{MEANING_CUE})?[:,]?\s{{0,9}}[{OPEN}]"
+GLOSS_PATTERN = re.compile(
+    rf"[{OPENING_QUOTES}](?P<phrase>[^{OPENING_QUOTES}{CLOSING_QUOTES}();:0-9\n]{{3,120}})[{CLOSING_QUOTES}]"
+    rf",?\s{{0,9}}(?:[(\[—–-]\s{{0,9}})?(?:{MEANING_CUE_REGEX})?[:,]?\s{{0,9}}[{OPENING_QUOTES}]"
 )
-ANNOUNCED = re.compile(r"[A-Za-z(\[—–]")
+ANNOUNCEMENT_PATTERN = re.compile(r"[A-Za-z(\[—–]")
 """A letter, bracket or dash, of which one stands between a phrase and its meaning, but none between two quotations."""
 
 
-def glosses(text: str) -> Iterator[ProposedCall]:
+def propose_glosses(text: str) -> Iterator[ProposedCall]:
     """Yield a translation call for each quoted phrase that a text explains, whatever its language.
 
     In `"la tortuga" means "the turtle"` the input is `la tortuga`, and the call stands before `the turtle`.
     """
-    for match in GLOSS.finditer(text):  # `"la tortuga" means "`, up to the quote that opens the meaning
+    for match in GLOSS_PATTERN.finditer(text):  # `"la tortuga" means "`, up to the quote that opens the meaning
+        phrase = match["phrase"].strip()
         after_phrase = match.end("phrase") + 1  # one more for its closing quote
-        meaning_quote = match.end() - 1
-        is_explained = ANNOUNCED.search(text, after_phrase, meaning_quote) is not None  # a word, bracket or dash
-        if is_explained:
-            yield ProposedCall(match.end(), match["phrase"].strip())
+        meaning_quote_offset = match.end() - 1
+
+        # A word, bracket or dash between the quotes announces the meaning. Without one, they are two mere quotations.
+        announcement = ANNOUNCEMENT_PATTERN.search(text, after_phrase, meaning_quote_offset)
+        if announcement is not None:
+            yield ProposedCall(match.end(), phrase)

@@ -8,18 +8,18 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from toolformer_dag.texts.look_ahead import NEVER_NAMES
+from toolformer_dag.texts.look_ahead import NON_NAME_WORDS
 from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
 """Raised when the rule gives other calls."""
-NAME = r"[A-Z][\w'’-]+(?: (?:(?:of|the|de|la|von|van|del|di) )?[A-Z][\w'’.-]*\w)*"
+NAME_REGEX = r"[A-Z][\w'’-]+(?: (?:(?:of|the|de|la|von|van|del|di) )?[A-Z][\w'’.-]*\w)*"
 """Words with capital letters, such as `Ada Lovelace` or `Bank of England`."""
-START = r"(?:^|(?<=[.!?\n] )|(?<=\n)|(?<=[.!?][\"”’] ))"
+SENTENCE_START_REGEX = r"(?:^|(?<=[.!?\n] )|(?<=\n)|(?<=[.!?][\"”’] ))"
 """The beginning of a sentence."""
-SHORTEST_NAME = 4
+MIN_NAME_CHARACTERS = 4
 """Characters; most shorter names are abbreviations."""
-RELATIONS = {
+QUESTIONS_BY_RELATION = {
     r"was born on": ("When was {} born?",),
     r"was born in": ("When was {} born?", "Where was {} born?"),
     r"was born (?:at|near)": ("Where was {} born?",),
@@ -38,20 +38,26 @@ RELATIONS = {
     r"is the capital of": ("What is {} the capital of?",),
 }
 """Words after a name -> the questions to which the next words may be the answer, in order of preference."""
-ACTIVE = {"written": "wrote"}
+PAST_TENSE_BY_PARTICIPLE = {"written": "wrote"}
 """Participles whose past tense is another word."""
 
 
 class QuestionPattern(NamedTuple):
-    """A pattern of a name with the words of a relation, and the templates of its questions."""
+    """The questions that fit a name with the words of a relation, such as "was born in".
+
+    Attributes:
+        pattern: Matches the name and the words after it. Its group `name` is the name, and `verb`, if there is such a
+            group, a participle such as `founded`.
+        question_templates: The questions, such as "When was {} born?".
+    """
 
     pattern: re.Pattern[str]
-    templates: tuple[str, ...]
+    question_templates: tuple[str, ...]
 
 
-PATTERNS = [
-    QuestionPattern(re.compile(rf"{START}(?P<name>{NAME}) {words} "), templates)
-    for words, templates in RELATIONS.items()
+QUESTION_PATTERNS = [
+    QuestionPattern(re.compile(rf"{SENTENCE_START_REGEX}(?P<name>{NAME_REGEX}) {words} "), templates)
+    for words, templates in QUESTIONS_BY_RELATION.items()
 ]
 
 
@@ -63,24 +69,40 @@ def propose_questions(text: str) -> Iterator[ProposedCall]:
     Yields:
         The calls, first by relation (such as "was born in") and then by position in the text.
     """
-    for pattern, templates in PATTERNS:
+    for pattern, templates in QUESTION_PATTERNS:
         for match in pattern.finditer(text):
             name = match["name"]
-            is_name = name.lower() not in NEVER_NAMES and len(name) >= SHORTEST_NAME
-            if is_name:
+            may_be_name = name.lower() not in NON_NAME_WORDS and len(name) >= MIN_NAME_CHARACTERS
+            if may_be_name:
                 yield from _iter_questions(match, templates)
 
 
-def _iter_questions(match: re.Match[str], templates: Iterable[str]) -> Iterator[ProposedCall]:
-    """Yield the questions that templates ask after a name with the words of a relation."""
-    participle = match.groupdict().get("verb", "")
-    for template in templates:
-        question = _format_question(template, match["name"], participle)
-        yield ProposedCall(match.end(), question)
+def _iter_questions(relation_match: re.Match[str], question_templates: Iterable[str]) -> Iterator[ProposedCall]:
+    """Propose questions that the words after a name and a relation may answer.
+
+    Args:
+        relation_match: The match of a QuestionPattern, such as "Ada Lovelace was born in ".
+        question_templates: The templates of its questions.
+
+    Yields:
+        A call per template, at the end of the match.
+    """
+    participle = relation_match.groupdict().get("verb", "")
+    for template in question_templates:
+        question = _format_question(template, relation_match["name"], participle)
+        yield ProposedCall(relation_match.end(), question)
 
 
 def _format_question(template: str, name: str, participle: str) -> str:
-    """Fill a template of a question: `Who wrote Emma?` or `When was Emma written?` for Emma and `written`."""
-    is_active = template.startswith("Who")
-    verb = ACTIVE.get(participle, participle) if is_active else participle
+    """Fill the template of a question with a name and a verb.
+
+    For the name Emma and the participle `written` this is "Who wrote Emma?" or "When was Emma written?".
+
+    Args:
+        template: The question with `{}` for the name and possibly `{verb}`.
+        name: The name.
+        participle: The participle in the text, or empty if the relation has none.
+    """
+    asks_who = template.startswith("Who")  # then the verb is in the past tense
+    verb = PAST_TENSE_BY_PARTICIPLE.get(participle, participle) if asks_who else participle
     return template.format(name, verb=verb)
