@@ -18,7 +18,9 @@ from toolformer_dag.settings.settings_file import load_settings
 
 
 def build_definitions(plan: Plan, is_merged: bool = False) -> dg.Definitions:
-    """Build the asset graph of a plan and of the earlier rounds that it starts from, without weights and torch.
+    """Build what Dagster shows and runs: the assets, jobs, sensor and resources of a plan and of its earlier rounds.
+
+    Neither torch nor a model is loaded for this.
 
     Args:
         plan: The plan of the last round.
@@ -48,11 +50,14 @@ def build_definitions(plan: Plan, is_merged: bool = False) -> dg.Definitions:
 
 
 def _build_resources(plan: Plan, steps_apart: bool) -> dict[str, Any]:
-    """Return the resources that the assets of a plan take, by the names by which Dagster knows them.
+    """Return the resources that Dagster passes to the assets of a plan: the lake (its folder of tables) and compute.
 
     Args:
-        plan: The plan of a round, whose suffix ends the names.
+        plan: The plan of a round, whose suffix ends the names of the resources.
         steps_apart: Whether a step may be a process of its own.
+
+    Returns:
+        The resources, by the names by which Dagster knows them.
     """
     paths = plan.settings.paths
     lake = LakeResource(
@@ -119,10 +124,10 @@ class ToolformerLine(dg.Component, dg.Model, dg.Resolvable):
 
 
 def _refuse_second_line(folder: Path) -> None:
-    """Check that a project has only one ToolformerLine component.
+    """Check that a Dagster project has only one ToolformerLine, the component that holds all assets of a settings file.
 
     Args:
-        folder: The folder of the project's components, whose defs.yaml files name them.
+        folder: The folder of the project's components. Its defs.yaml files name them.
 
     Raises:
         UserError: The defs.yaml files name more than one.
@@ -143,7 +148,7 @@ def _refuse_second_line(folder: Path) -> None:
 
 
 def job_of(file: str, name: str) -> dg.JobDefinition:
-    """Build a job for a step that runs in a process of its own.
+    """Build a Dagster job again from settings in a file. Each process that runs a step of the job calls this.
 
     Args:
         file: The path of a JSON file with the settings.

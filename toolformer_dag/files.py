@@ -142,7 +142,9 @@ def require_threads() -> None:
 
 
 def _start_threads(thread_count: int) -> None:
-    """Start threads that all stay alive until the last one has started, and then let them end.
+    """Find out whether this process may have so many threads at once, by starting them.
+
+    All stay alive until the last one has started, and then end.
 
     Raises:
         RuntimeError: The system refuses to start one of them.
@@ -423,7 +425,7 @@ SEAL_FIELD = "seal"
 def seal_record(owner: str, value: Mapping[str, object]) -> bytes:
     """Encode a record as JSON, with a seal: a hash of its content, by which damage is noticed later.
 
-    `unseal_record` decodes it.
+    The seal becomes the first field. `unseal_record` decodes the record and checks the seal.
 
     Args:
         owner: Whose record it is. Only used in the error message.
@@ -441,7 +443,7 @@ def seal_record(owner: str, value: Mapping[str, object]) -> bytes:
             }
     """
     record = encode_json(owner, value)
-    record_without_brace = record[1:]
+    record_without_brace = record[1:]  # the line of the seal begins with a brace of its own
     return _encode_seal_line(compute_content_hash(record)) + record_without_brace
 
 
@@ -603,10 +605,13 @@ class _LockFiles:
     def open(self, path: Path, mode: str) -> Iterator[IO[bytes]]:
         """Open a file that is about to be locked, and close it after the `with` block.
 
+        The file is remembered while it is open. A forked child closes its copies of all remembered files, because with
+        them it would keep the locks.
+
         Raises:
             OSError: The file cannot be opened.
         """
-        # No fork can happen while the guard is held, so that a child knows of every open file.
+        # No fork can happen while the guard is held, so every file that a child inherits is remembered.
         with self._fork_guard:
             file: IO[bytes] = path.open(mode, buffering=0)
             self._open_files.add(file)

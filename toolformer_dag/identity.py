@@ -37,10 +37,9 @@ SCALAR_ENCODERS: dict[type, Callable[[Any], str]] = {
 def fingerprint(value: object) -> str:
     """Compute the fingerprint of a value: its BLAKE2b hash, as 16 hexadecimal characters.
 
-    Known types are None, bool, int, float, str, bytes, date and datetime, lists and tuples, sets and frozen
-    sets, mappings, frozen dataclasses and pydantic models. A list and a tuple with the same items count as
-    equal, and so do a set and a frozen set. The order of a mapping's keys does not matter. The name of a
-    class does. Subclasses of the plain types (enums, numpy scalars, named tuples) are not known.
+    Known are plain values (None, bool, int, float, str, bytes, date, datetime), lists, tuples, sets, mappings, frozen
+    dataclasses and pydantic models. Enums, numpy scalars and named tuples are not. Types and names of classes count,
+    but a list and a tuple of the same items are equal, and the order of a mapping's keys does not matter.
 
     Raises:
         TypeError: The value, or something inside it, is of an unknown type.

@@ -162,7 +162,12 @@ def _refuse_other_exits() -> None:
 
     # Python announces these calls to audit hooks. A hook cannot be removed, so it is added only once.
     def refuse_exit(event: str, arguments: tuple[object, ...]) -> None:
-        """Raise RuntimeError if the event would end or replace a process in which a command runs."""
+        """Raise RuntimeError if an audit event of Python would end or replace a process in which a command runs.
+
+        Args:
+            event: The name of the event, as `sys.addaudithook` passes it. Any event but two is ignored.
+            arguments: The arguments of the event.
+        """
         if event == "os.exec":
             name = arguments[0]
         elif event == "ctypes.dlsym" and arguments[1] in C_EXIT_FUNCTIONS:  # (library, name of the function)

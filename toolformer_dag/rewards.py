@@ -492,8 +492,10 @@ def _list_rollout_calls(rollout_by_row: Mapping[int, _Rollout]) -> list[_Rollout
 def _choose_batch_results(calls: Sequence[_RolloutCall], max_results: int) -> list[tuple[str, ...]]:
     """Choose, for each call, up to `max_results` results of its tool in other conversations of the batch.
 
+    They are put in place of the call's own result, to see whether just this result helps.
+
     Returns:
-        The results in the order of the calls.
+        For each call, its other results, which may be fewer or none.
     """
     calls_with_documents = []
     for call in calls:

@@ -98,9 +98,9 @@ def build_outputs_of_all_rounds(plan: Plan) -> list[AssetDeclaration]:
 
 
 def build_assets(plan: Plan) -> list[dg.AssetsDefinition]:
-    """Return the Dagster assets of a plan, without those of the earlier rounds that it starts from.
+    """Build the Dagster assets of a plan, without those of the earlier rounds of annotation that it starts from.
 
-    The paper's tables are made by a single step, all others by a step each.
+    All tables of the paper are made together, by a single step. Each other asset is made by a step of its own.
     """
     new_outputs = _build_new_outputs(plan)
     paper_names = {plan.add_round_suffix(name) for name in PAPER_TABLE_ASSETS}
@@ -222,9 +222,9 @@ def _report_and_request_run(context: dg.SensorEvaluationContext, plan: Plan) -> 
 
 
 def _report_changed_files(instance: dg.DagsterInstance, plan: Plan) -> bool:
-    """Report the shard files to Dagster if they have changed, and with them everything that the lake holds.
+    """Tell Dagster's pages if shard files (files of the corpus) have changed, and then also what tables the lake holds.
 
-    The first look at the shard files counts as a change too. The lake may have been moved here, with tables that this
+    The first look at the shard files counts as a change. The lake may then have been moved here, with tables that this
     Dagster instance does not know.
 
     Returns:

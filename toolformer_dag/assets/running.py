@@ -219,16 +219,17 @@ class Running(Step):
         self.measured = self._finished_chunks.estimated_tokens > 0
 
     def _estimate_total_tokens(self, work_ahead: WorkAhead) -> float:
-        """Estimate how many tokens the step takes in total.
+        """Estimate how many tokens the step takes in total. Its work is divided into chunks.
 
-        For finished chunks the true number is used. For the others it is the plan's estimate, scaled by how far the
-        plan was off for the finished ones.
+        Example:
+            The plan estimates 100 tokens in all, 20 of them for the finished chunks. If these took 30, the others are
+            scaled by 30 / 20, and the result is 30 + 80 * 1.5 = 150.
 
         Args:
             work_ahead: The plan's estimates for all chunks and for the finished ones.
         """
-        # `tokens` also grows within a chunk. So its value is taken only when another chunk has ended, which the plan's
-        # `done_tokens` shows, and kept until the next one ends.
+        # `tokens` counts those of the chunk that is being computed, too. So it tells what the finished chunks took only
+        # at the moment when another one has ended, and that value is kept in `_finished_chunks`.
         has_new_chunk = work_ahead.done_tokens != self._finished_chunks.estimated_tokens
         if has_new_chunk:
             self._finished_chunks = _FinishedChunks(estimated_tokens=work_ahead.done_tokens, spent_tokens=self.tokens)

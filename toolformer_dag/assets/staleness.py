@@ -101,10 +101,11 @@ def _report_stored_asset(
 def _report_stale_asset(
     instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_tags: Mapping[str, str]
 ) -> str:
-    """Make Dagster's page show an asset as out of date.
+    """Make Dagster's page show a stored asset as out of date.
 
     If Dagster knows the asset, nothing is reported: the page keeps its last version, and shows it as stale. A new
-    asset is reported with its stored version, and with a code version that no asset has.
+    asset is reported with its stored version. In place of the code version (that of its settings) it gets one that no
+    asset has, which the page marks.
 
     Args:
         instance: The Dagster instance.
@@ -197,9 +198,14 @@ def _find_last_materialization_with_version(
 
 
 def _build_input_event_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return, for each tag with the version of an input, the tag that names the event of this version.
+    """Build the second tag that Dagster wants of each input: besides the version, the event that made this version.
 
-    Dagster wants both of each input. It ignores the value of the second one, which is the same for all.
+    Without it Dagster takes the input for a new one. Its value is the same for all inputs, because Dagster does not
+    compare it here (see NO_EVENT_POINTER).
+
+    Example:
+        {"dagster/input_data_version/calculator/loss_deltas": "7f"} gives
+        {"dagster/input_event_pointer/calculator/loss_deltas": "NULL"}. Other tags give none.
     """
     event_tags = {}
     for tag in tags:
@@ -210,7 +216,10 @@ def _build_input_event_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _repeat_check_evaluation(instance: dg.DagsterInstance, check_key: dg.AssetCheckKey) -> None:
-    """Report the last result of a check again, for the newest materialization. Do nothing if the check never ended."""
+    """Report the last result of an asset's check again, so that the page shows it for the newest materialization too.
+
+    Call this only if the rows are the same as before. Nothing is reported if the check never ended.
+    """
     record = instance.get_latest_asset_check_evaluation_record(check_key)
     evaluation = record.evaluation if record is not None else None
     if evaluation is None:  # the run ended before the check
@@ -328,7 +337,9 @@ def _build_shard_list_result(plan: Plan) -> dg.MaterializeResult:
 
 
 def report_shard_files(instance: dg.DagsterInstance, plan: Plan) -> bool:
-    """Report the shard files to Dagster if they have changed since it last learned of them.
+    """Report the shard files (those of the corpus) to Dagster if they have changed since it last learned of them.
+
+    Dagster then shows what was made from older ones as out of date.
 
     Returns:
         Whether they have changed, or were not known at all.

@@ -193,8 +193,8 @@ def _list_checkpoint_dependency_names(output: TableOutput) -> list[str]:
     In a later round of annotation, the checkpoint of the round before proposes the calls. The base model computes other
     tables, such as their losses.
     """
-    previous_plan = output.plan.previous_plan
-    runs_model = output.stage.pool == "gpu"
+    previous_plan = output.plan.previous_plan  # None in the first round
+    runs_model = output.stage.pool == "gpu"  # the resource that the stage needs for itself
     if previous_plan is None or not runs_model:
         return []
 
@@ -280,14 +280,14 @@ def _record_changes(
 
 
 def _count_kept_calls(report: TableReport, stored_before: _StoredState) -> KeptCounts | None:
-    """Return how many calls were kept before and after a step.
+    """Return how many calls of a tool the filter kept before and after a step, to record the change.
 
     Returns:
         The two numbers. None if nothing was stored before, or if the table does not hold the kept calls.
     """
     if stored_before.kept_call_count is None or stored_before.data_version is None:
         return None
-    kept_after = sum(report.row_count_by_part.values())
+    kept_after = sum(report.row_count_by_part.values())  # such a table has a row per kept call
     return KeptCounts(stored_before.kept_call_count, kept_after)
 
 
@@ -432,7 +432,7 @@ def _prepare_tool(lane: Lane, settings: Mapping[str, Any], context: dg.AssetExec
     seconds = time.monotonic() - start
 
     metadata: dict[str, Any] = {"seconds": round(seconds, 3)}
-    # A tool that reports no passages may have changed something or not: then the run counts the step as neither.
+    # Without reported passages, it is not known whether anything was made. The label is left out then.
     if indexing_progress.indexed_count:
         metadata[UNCHANGED_LABEL] = False
 

@@ -371,7 +371,7 @@ def report_paper_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instanc
 def _select_unknown_paper_tables(
     instance: dg.DagsterInstance, paper_tables: Sequence[AssetDeclaration], version_by_asset: Mapping[str, str]
 ) -> list[AssetDeclaration]:
-    """Return the tables of the paper that Dagster does not know as they are shown now.
+    """Return the tables of the paper that Dagster has not yet shown with today's settings and inputs.
 
     Args:
         paper_tables: The declared assets of the tables.
@@ -386,12 +386,10 @@ def _report_unknown_paper_tables(
     paper_tables: Sequence[AssetDeclaration],
     version_by_asset: Mapping[str, str],
 ) -> None:
-    """Read tables of the paper from the warehouse, and report them to Dagster without a run.
-
-    They are unknown to Dagster as they are now: it has no materialization of them with today's settings and inputs.
+    """Read tables of the paper from the warehouse, and report them to Dagster as made, although no run made them.
 
     Args:
-        paper_tables: The declared assets of the tables.
+        paper_tables: The declared assets of the tables that Dagster has not yet shown with today's settings and inputs.
         version_by_asset: The version of each asset from which the tables are read, by its name.
     """
     with open_warehouse(plan.settings.warehouse_file, NO_EXTERNAL_ACCESS_CONFIG) as connection:

@@ -40,13 +40,14 @@ def main() -> None:
 
 
 def _exit_without_teardown(exit_code: int) -> None:
-    """Flush the logs and the output, and end the process at once.
+    """End the process at once, without the teardown of the interpreter, in which DuckDB would report leaks (`main`).
 
-    If the output cannot be flushed, the function returns, and Python reports the error in its own way.
+    Logs and output are flushed first. If the output cannot be flushed, the function returns, and Python reports the
+    error in its own way.
     """
     logging.shutdown()
     with suppress(OSError):
-        typer.echo(nl=False)
+        typer.echo(nl=False)  # prints nothing, but flushes the output
         typer.echo(nl=False, err=True)
         os._exit(exit_code)
 

@@ -36,7 +36,10 @@ def forecast_cost_as_table(plan: Plan) -> str:
 
 
 def _forecast_lanes(plan: Plan) -> Sequence[LaneForecast]:
-    """Annotate a sample of texts for every lane (a tool with its settings), and return a forecast for each lane."""
+    """Forecast for every lane (a tool with its settings) the cost to propose, run and score calls in its texts.
+
+    For that a sample of the texts of each lane is annotated, that is, goes through all these steps.
+    """
     outputs = list_table_outputs(plan)
     output_by_name = {output.name: output for output in outputs}
     build_executor = partial(build_configured_executor, list_table_outputs)

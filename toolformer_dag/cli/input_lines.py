@@ -80,7 +80,7 @@ class BadLines:
     def iter_usable_batches(
         self, lines: Iterable[bytes], parse_line: Callable[[bytes], Parsed]
     ) -> Iterator[list[ParsedLine[Parsed]]]:
-        """Parse lines when they are needed, and yield the usable ones in lists; report the others.
+        """Parse lines when they are needed, yield the usable ones in lists, and report the others.
 
         Args:
             lines: The lines. Blank ones are skipped, but count for the numbers of the lines.

@@ -59,7 +59,7 @@ def choose_file_ending(row_format: RowFormat | None, output_file: Path | None = 
         return _get_known_file_ending(output_file)
     if row_format is None or row_format == "table":
         return ""
-    if row_format == "json":  # on the standard output, JSON has a line per row
+    if row_format == "json":  # the format has a line per row, and only a file named .json without it is one list
         return ".jsonl"
     return f".{row_format}"
 
@@ -201,7 +201,10 @@ def _to_markdown_cells(rows: "pl.DataFrame") -> "pl.DataFrame":
 
 
 def _escape_markdown_column(column: "pl.Series") -> "pl.Series":
-    """Return a column with `|` escaped in its texts; if it has nulls, as texts with a dash for each null."""
+    r"""Return a column as a Markdown table can show it: `a\|b` for the text `a|b`, and a dash for each null.
+
+    A column with nulls becomes text, except lists and structs.
+    """
     import polars as pl
 
     if column.null_count() and not column.dtype.is_nested():
@@ -253,9 +256,8 @@ def _flatten_nested_columns(rows: "pl.DataFrame") -> "pl.DataFrame":
 def _cast_numbers_for_json(rows: "pl.DataFrame") -> "pl.DataFrame":
     """Return rows in which polars writes every number as a number of JSON.
 
-    It would write SQL's HUGEINT (the type of a sum) and DECIMAL as text. HUGEINT becomes Int64, or Float64 in a column
-    with larger numbers. So does a DECIMAL without decimals; any other becomes
-    Float64. Other types stay.
+    It would write SQL's HUGEINT (the type of a sum) and DECIMAL as text. A HUGEINT, or a DECIMAL without decimals,
+    becomes Int64, or Float64 in a column with larger numbers. Any other DECIMAL becomes Float64. Other types stay.
     """
     import polars as pl
     from polars.exceptions import InvalidOperationError

@@ -227,7 +227,8 @@ def _query_cost_before_training(plan: Plan) -> pl.DataFrame:
 def _compute_size_ratio(first_stamp_by_shard: StampByShard, all_stamp_by_shard: StampByShard) -> float:
     """Return the size of all shards divided by that of the first ones, such as 2.5.
 
-    The sizes are compared in bytes if all are known, and otherwise by the number of shards.
+    What the first shards have cost, times this, is about what all shards would cost. The sizes are in bytes if all are
+    known, and otherwise in numbers of shards.
 
     Args:
         first_stamp_by_shard: The stamps of the first shards, by shard. There is at least one. A stamp identifies the

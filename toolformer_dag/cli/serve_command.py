@@ -106,9 +106,13 @@ def _load_app(
 
 
 def _prepare_lanes(settings: Settings, calls_tools: bool) -> "list[Lane]":
-    """Load the lanes (tools with their settings) as they are while the model writes.
+    """Load the lanes (tools with their settings) that the served model calls.
 
-    If the model calls tools, each tool also makes what it needs before its first call, such as an index.
+    A lane may have another tool than when texts are annotated (`build_inference_lane`).
+
+    Args:
+        settings: All settings.
+        calls_tools: Whether tools are called at all. Then each tool makes what it needs first, such as an index.
     """
     from toolformer_dag.computing.plan import load_lanes
     from toolformer_dag.tools.tool import wrap_tool_errors

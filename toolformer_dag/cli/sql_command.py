@@ -130,7 +130,7 @@ def sql(
 
 
 def _choose_database(settings: Settings, reads_traces: bool) -> Path:
-    """Return the database to query: the warehouse, or the file that `judge` has written.
+    """Return the database to query: the warehouse, or the file of the command `judge` about recorded conversations.
 
     Args:
         settings: The settings of the project.

@@ -317,7 +317,10 @@ def main() -> None:
 
 
 def _guard_webserver() -> None:
-    """Make uvicorn, which Dagster's webserver uses, wrap every application in a SameOriginGuard."""
+    """Protect Dagster's webserver, which runs on uvicorn, from other pages in the user's browser.
+
+    `uvicorn.run` is replaced by a function that wraps every application in a SameOriginGuard.
+    """
     import uvicorn
 
     run_unguarded = uvicorn.run

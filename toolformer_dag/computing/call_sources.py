@@ -54,7 +54,7 @@ class CallSources:
             return list(tool.propose(text, context))
 
     def compute_rule_identity(self, tool: Tool) -> dict[str, object]:
-        """Return everything that determines which calls the rule proposes.
+        """Return everything that determines which calls the rule proposes. If it changes, they are out of date.
 
         Raises:
             ToolDown: The tool's code fails.

@@ -261,10 +261,10 @@ class ChunkServer:
         return newly_spent
 
     def _perform_in_session(self, task: Task) -> Work:
-        """Carry out a task, while remembering what earlier tasks of the same update have read of the lake.
+        """Carry out a task. What earlier tasks of the same update have read of the lake is not read again.
 
         Returns:
-            What the task cost, with a list of what it has written to the lake (`news`).
+            What the task cost. Its `news` lists what it has written to the lake (the folder of tables).
         """
         worker = self._load_worker()
 

@@ -41,7 +41,9 @@ def read_pin(
     *,
     remedy: str = "",
 ) -> Pin[T]:
-    """Read a pin. A damaged one is reported in the log, and read as if it remembered nothing.
+    """Read a pin, a file of the lake that remembers the commit of a data set on the Hugging Face hub at its first use.
+
+    A damaged one is reported in the log, and read as if it remembered nothing.
 
     Args:
         storage: The storage of the lake.

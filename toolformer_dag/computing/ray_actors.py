@@ -85,6 +85,7 @@ def _start_actor(ray: Any, actor_class: Any, server_arguments: tuple[Settings, T
         server_arguments: The arguments of ChunkServer.
     """
     handle = actor_class.remote(*server_arguments)
+    # Runs `_get_whereabouts` in the new process: its answer shows that the process has started, and where.
     start_future: Future[Whereabouts] = handle.__ray_call__.remote(_get_whereabouts).future()
     return Actor(ray, handle, start_future)
 

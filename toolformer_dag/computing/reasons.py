@@ -205,6 +205,7 @@ def _list_changes_since_record(
     changes = list_record_changes(record, present_record)
 
     if output.stage.is_sharded and part in output.shards_by_name:
+        # Such a part is made from a file, whose size and time are among the inputs. People get the name of the file.
         shard = output.shards_by_name[part]
         return _name_changed_file(shard.location, changes)
     return changes

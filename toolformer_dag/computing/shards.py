@@ -115,11 +115,11 @@ class HubFile:
         return f"{self.hub_split.hub}, file {self.name}"
 
     def read_stamp(self) -> dict[str, Any]:
-        """Return values that differ after the file has changed.
+        """Return values that differ after the file has changed, so that its tables are then made again.
 
         Returns:
-            The configuration and split, and the revision of the data set. For a file in a local folder, its size and
-            modification time instead of the revision.
+            The configuration and split (the names of the part of the data set that is read), and its revision. For a
+            file in a local folder, its size and modification time instead of the revision.
         """
         split = self.hub_split
         names = {"configuration": split.configuration or "", "split": split.split}
@@ -407,12 +407,12 @@ def _iter_files_below(folder: Path, pattern: Path) -> Iterator[Path]:
 
     Args:
         folder: The beginning of the pattern up to the first wildcard, such as `/web`.
-        pattern: A path with wildcards, such as `/web/*/en*.json`. Without wildcards, the folder itself, which stands
-            for all files in it that are named like files of documents.
+        pattern: A path with wildcards, such as `/web/*/en*.json`. A pattern without wildcards equals `folder`, and
+            stands for all files in it and its subfolders that are named like files of documents.
 
     Yields:
-        The files. A folder is left out, unless a wildcard matches it and it is named like a file of documents. The
-        caller then reports it as an error.
+        The files. A folder whose name ends like that of a file, such as `en.json`, is yielded too if a wildcard matches
+        it, so that the caller reports the mistake.
     """
     is_whole_folder = pattern == folder
     if is_whole_folder:

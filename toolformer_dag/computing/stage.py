@@ -514,7 +514,9 @@ class TableOutput:
         return sorted(set(self.table.list_part_names()) - set(self.parts))
 
     def read_pointers(self) -> dict[str, Pointer]:
-        """Return what is published of the parts of this plan, by the name of the part.
+        """Return what is published of each part of the table, by its name: its files, version and record (a Pointer).
+
+        Several plans may share the table. Then only the parts of this plan are returned.
 
         Raises:
             DamagedPart: The entry of a part in the lake is damaged.
@@ -612,19 +614,20 @@ class TableOutput:
             return self._publish_rows(part, without_frames, inputs)
 
     def _publish_rows(self, part: str, rows: PartRows, inputs: Mapping[str, Any]) -> Pointer:
-        """Write the rows of a part and their record.
+        """Write the rows of a part and their record, and return the part's entry in the table's list of parts.
 
         Args:
             part: The name of the part.
             rows: Its rows.
             inputs: The versions of what the rows were made from.
         """
+        # `publish` writes all frames, which are counted meanwhile. Then it calls `build_record`, which has the counts.
         published_rows = _PublishedRows(self, rows, inputs)
         frames = published_rows.iter_frames()
         return self.table.publish(part, frames, published_rows.build_record, self.stage.volatile_columns)
 
     def _publish_sibling_table(self, table_name: str, part: str, rows: pl.DataFrame, inputs: Mapping[str, Any]) -> None:
-        """Publish a part of a table that is published together with this one.
+        """Publish a part of a table that the same step makes beside this one, as decided_calls beside filtered_calls.
 
         Its record contains no settings, because the settings of this table determine it.
 
@@ -731,7 +734,7 @@ class _PublishedRows:
     """
 
     def __init__(self, output: TableOutput, rows: PartRows, inputs: Mapping[str, Any]) -> None:
-        """Begin before the first frame.
+        """Prepare to write the rows of a part. None of them is counted yet.
 
         Args:
             output: The table.

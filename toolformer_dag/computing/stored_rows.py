@@ -155,6 +155,10 @@ def _select_lacking_outside(numbered_texts: pl.DataFrame, chunk_numbers: pl.Seri
 def _build_chunk_number_expression(max_texts: int, max_tokens: float) -> pl.Expr:
     """Build an expression that gives each text the number of its chunk, in the order of the rows.
 
+    Example:
+        If a chunk may have 3 texts and 10 tokens, four texts of 5 tokens each get the numbers 0, 0, 1 and 2. The third
+        text exceeds the tokens, and the fourth exceeds the count of texts.
+
     Args:
         max_texts: The largest number of texts in a chunk.
         max_tokens: Roughly the largest number of tokens in a chunk. Infinity for no limit.

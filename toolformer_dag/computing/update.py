@@ -369,9 +369,10 @@ class _PartsUnderWay:
         self._worker.work_ahead = self.forecast.build_work_ahead()
 
     def _plan_chunks(self, part: str) -> Planned:
-        """Plan the chunks of a part, depending on how the stage makes its rows.
+        """Split what is missing of a part (mostly one shard) into chunks for the workers.
 
-        There is one chunk if a worker computes and publishes a whole shard, and none if this process makes the part.
+        A stage whose rows are made ByChunk plans them itself. With ByShard a worker computes and publishes the whole
+        part, so it is one chunk. With any other row maker this process makes the part, so there are none.
         """
         row_maker = self._output.stage.row_maker
         if isinstance(row_maker, ByChunk):
@@ -381,7 +382,10 @@ class _PartsUnderWay:
         return Planned([], Work())
 
     def _publish_complete_parts(self) -> None:
-        """Publish the planned parts in order, up to the first one that is not completely computed."""
+        """Publish the planned parts in order, up to the first one that is not completely computed.
+
+        A part that is complete but comes after that one waits in `_chunks_left_by_part`.
+        """
         is_published_by_worker = isinstance(self._output.stage.row_maker, ByShard)
         while self._chunks_left_by_part:
             first_part, chunks_left = next(iter(self._chunks_left_by_part.items()))
@@ -395,8 +399,9 @@ class _PartsUnderWay:
     def _publish_part(self, part: str) -> None:
         """Publish a part whose chunks are computed.
 
-        Its keys are then released from `_claimed_keys`, since later parts find its rows among the stored ones. They are
-        the earliest keys, because parts are published in the order in which they were planned.
+        `_claimed_keys` holds, part by part, the keys of the rows that later parts need not compute again. Those of this
+        part are then released, since later parts find its rows among the stored ones. They are the earliest keys,
+        because parts are published in the order in which they were planned.
         """
         rows = self._make_rows(part)
         if self.work.backend_identities:  # empty if all rows had been stored before
@@ -470,6 +475,8 @@ def _check_that_inputs_fit(output: TableOutput, part: str) -> None:
 
 def _require_current_inputs(output: TableOutput, part: str, input_name: str, lane_inputs: Sequence[str]) -> None:
     """Check that an input of a part was made from the present versions of the other inputs.
+
+    If the inputs are texts and scored calls, for example, the calls must have been scored in these very texts.
 
     Args:
         output: The table of the part.

@@ -640,10 +640,12 @@ class Workers:
             self._kill_busy_workers()
 
     def _requeue_late_task(self, future: "Future[ChunkAnswer]", time_limit: timedelta) -> None:
-        """Offer the task of a late worker to another worker as well.
+        """Offer the task of a late worker to another worker as well, and mark it as offered.
+
+        The late worker goes on, because its answer may still come first. So it stays in `_busy_by_future`.
 
         Args:
-            future: The key of the late worker in `_busy_by_future`, where it stays.
+            future: The key of the late worker in `_busy_by_future`.
             time_limit: The time that it has exceeded.
 
         Raises:
@@ -653,6 +655,7 @@ class Workers:
         what_happened = f"{worker} has not answered for {time_limit} (execution.chunk_hours)"
         self._requeue_after_failure(assignment, WORKER_LATE, what_happened)
 
+        # With this mark, the task is not offered again because of this worker.
         assignment_given_again = replace(assignment, was_given_again=True)
         self._busy_by_future[future] = _BusyWorker(worker, assignment_given_again)
 

@@ -83,7 +83,7 @@ def _list_emptied_message_paths(form: Form, record: Any, dropped_paths: Collecti
 
 
 def _find_form(record: Any) -> Form | None:
-    """Find the form of a record.
+    """Find out in which form (of which program or data set, such as OpenAI's) a record stores a conversation.
 
     Args:
         record: The record. If a whole file is one conversation, the list of its records.

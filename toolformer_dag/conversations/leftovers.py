@@ -85,7 +85,12 @@ def _list_named_items(value: Any) -> list[tuple[str, Any]]:
 
 
 def _has_call_fields(fields: Mapping[str, Any]) -> bool:
-    """Return whether an object looks like a call: by a set of fields such as name and arguments, or by its type."""
+    """Return whether an object looks like a call.
+
+    Examples:
+        {"name": "add", "arguments": "{}"} has a set of fields in CALL_FIELD_SETS. {"type": "tool_use", "name": "add"}
+        has a type whose shape (its known fields) names a tool and arguments. {"type": "tool_result"} is no call.
+    """
     for field_set in CALL_FIELD_SETS:
         if all(fields.get(name) is not None for name in field_set):
             return True

@@ -234,6 +234,9 @@ def iter_mark_pairs_around_json(text: str, marks: Marks) -> Iterator[Enclosed]:
 def _move_end_behind_json(text: str, pair: Enclosed, closing_mark: str) -> Enclosed:
     """Correct the end of a pair of marks if the JSON in it contains the closing mark itself.
 
+    Example:
+        In `<c>{"text": "</c>"}</c>` the pair that ends at the first `</c>` is made to end at the last one.
+
     Args:
         text: The text.
         pair: The pair, closed by the first closing mark.

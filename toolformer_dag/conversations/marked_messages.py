@@ -32,7 +32,8 @@ SEARCH_RESULT_MARK = "<information>"
 def extract_marked_calls(messages: Sequence[RawMessage], faults: list[Fault]) -> list[RawMessage]:
     """Move calls and results that stand between marks in the texts of a conversation to fields.
 
-    How much is searched depends on the fields that the messages have already:
+    Such a text is `<tool_call>{"name": "search", "arguments": {}}</tool_call>`. How much is searched depends on the
+    fields that the messages have already:
     - if calls and results have fields, no text is searched
     - if only calls have fields, texts are searched for results
     - else texts are searched for calls and results
@@ -63,6 +64,7 @@ def _extract_from_texts(messages: Sequence[RawMessage], *, reads_calls: bool, fa
         reads_calls: Whether texts of the assistant are searched for calls.
         faults: Calls that cannot be read are appended to it.
     """
+    # In such conversations `<search>Oslo weather</search>` is a call. In others it is only words.
     has_search_results = any(SEARCH_RESULT_MARK in message.text for message in messages)
     reader = _MarkReader(reads_calls=reads_calls, search_tags_are_calls=has_search_results, faults=faults)
 
@@ -103,7 +105,9 @@ class _MarkReader:
         """The calls so far whose result has not come yet."""
 
     def extract_calls_and_results(self, message: RawMessage) -> list[RawMessage]:
-        """Move the calls and results in the texts of a message to fields.
+        """Move the calls and results that a message has in its texts, between marks, to its fields.
+
+        Also updates how many calls wait for a result: only while some do are results sought in messages of any role.
 
         Returns:
             The message, or several if the assistant says more after a result.
@@ -299,6 +303,9 @@ def _split_result_by_tags(
 ) -> list[LocatedResult]:
     """Turn the results between the tags of a result's text into results of their own.
 
+    Example:
+        `<tool_response>17</tool_response><tool_response>4</tool_response>` becomes the results "17" and "4".
+
     Args:
         result: The result whose text consists of tagged results. A single one keeps its id and path.
         tagged_results: The results between the tags, at least one.
@@ -319,7 +326,11 @@ def _replace_content(result: LocatedResult, content: str, tool: str | None = Non
 
 
 def _find_result_text_path(result: LocatedResult) -> RecordPath | None:
-    """Find the path to the text of a result in a tool's message.
+    """Find where in the record the text of a result stands.
+
+    Example:
+        For the message `{"role": "tool", "content": "17"}` at the path ("messages", 2), the path is
+        ("messages", 2, "content").
 
     Returns:
         The path, or None if the text is not a field of the object that holds the result.

@@ -433,9 +433,10 @@ class _WaitingCalls:
             self._open_turns.append(calls_of_turn)
 
     def _add_to_queue_of_id(self, call: WaitingCall, call_id: str) -> None:
-        """Register a call by its id.
+        """Register a call by its id, so that a result with this id finds it.
 
-        Calls with the same id stand in one queue if they are of the same turn, else in one queue for each turn.
+        Each turn of the conversation has a queue of its own for the id, because some logs use an id again in a later
+        turn.
         """
         queues = self._queues_by_call_id[call_id]  # a new list for a new id
         needs_new_queue = not queues or not queues[-1] or queues[-1][-1].turn.number != call.turn.number

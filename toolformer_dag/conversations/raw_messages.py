@@ -315,9 +315,10 @@ def _unwrap_message(path: RecordPath, value: Any) -> tuple[RecordPath, Any]:
 
 
 def _build_text_path(stored_message: StoredMessage, text: str) -> RecordPath:
-    """Build the path to the text of a message.
+    """Build the path to the text of a message in its record.
 
-    If the message is a part of a longer text, the last step of the path is its span (start, end) there.
+    If the message is cut out of a longer text (say, the words of a turn without the mark before them), its span
+    (start, end) there is the last step of the path.
     """
     start = stored_message.offset_in_span
     if start is None:
@@ -328,14 +329,16 @@ def _build_text_path(stored_message: StoredMessage, text: str) -> RecordPath:
 
 
 def _find_role(envelope: Any, message: Mapping[str, Any]) -> str:
-    """Find the role of a message.
+    """Find out who wrote a message: "user", "assistant", "system" or "tool", or CALLS for a message that is a call.
+
+    Logs name the same role differently: `{"from": "human"}` gives "user", as ROLES says.
 
     Args:
         envelope: The object around the message, which may name the writer too.
         message: The message.
 
     Returns:
-        The role that ROLES has for the first known name, else the first name as it was recorded, else "None".
+        The role for the first name in ROLES. If none is known, the first recorded name, or "None" without any.
     """
     names = _list_writer_names(envelope, message)
     for name in names:
@@ -393,7 +396,11 @@ class _MessageReader:
         """Thoughts that came after a result. They go to the next raw message, which begins when words follow."""
 
     def split_message(self, stored_message: StoredMessage) -> None:
-        """Split a stored message into words, calls, results and thoughts, which are added to `raw_messages`."""
+        """Split a stored message into words, calls, results and thoughts, which are added to `raw_messages`.
+
+        The message may be a call or a result that was parsed while the log was read, a part of a message's content,
+        such as `{"type": "text", "text": "Hi"}`, or a whole message.
+        """
         if stored_message.call is not None or stored_message.result is not None:
             self._add_parsed_call_or_result(stored_message)
         elif stored_message.is_part:
@@ -414,7 +421,7 @@ class _MessageReader:
         return raw_message
 
     def _add_parsed_call_or_result(self, stored_message: StoredMessage) -> None:
-        """Add the call or the result of a stored message whose form has parsed it already."""
+        """Add a call or a result that was recognized when the log was read, and the thought beside it."""
         role = "tool" if stored_message.call is None else "assistant"
         raw_message = self._begin_raw_message(role, stored_message.path)
 
@@ -520,7 +527,8 @@ class _MessageReader:
     def _read_thought_beside_content(self, message: Any, path: RecordPath) -> None:
         """Add the assistant's thought that stands in a field beside the content, such as `reasoning_content`.
 
-        If parts of the content are thoughts, the field repeats them, and only its path is added.
+        Some logs repeat it as a part of the content, which has been added already. Then only the path to the field is
+        added.
         """
         first_message = self.raw_messages[0]
         if first_message.role != "assistant" or not isinstance(message, Mapping):
@@ -594,12 +602,12 @@ class _MessageReader:
             self._read_part_as_words(content_part, path, part_type)
 
     def _read_part_as_words(self, content_part: Mapping[str, Any], path: RecordPath, part_type: object) -> None:
-        """Read a part of a content as words.
+        """Read a part of a content, such as `{"type": "text", "text": "Warm."}`, as words.
 
         A part of an unknown type, or without a text, becomes words too: its JSON, or its type in brackets.
 
         Args:
-            content_part: The part, such as `{"type": "text", "text": "Warm."}`.
+            content_part: The part.
             path: The path to the part.
             part_type: The type of the part, or None if it names none.
         """
@@ -611,14 +619,17 @@ class _MessageReader:
             self._add_words(words.text, words.path)
 
     def _read_shaped_part(self, shaped_object: ShapedObject, content_part: Mapping[str, Any], path: RecordPath) -> None:
-        """Read a part of a known kind of call or result, such as `{"type": "tool_use", "name": ..., "input": ...}`.
+        """Read the call or the result in a part of a message's content, and add it to the message.
+
+        A call that names no tool is reported as a fault.
 
         Args:
-            shaped_object: The object that has the fields. It is the part, or stands in it as in `{"toolUse": {...}}`.
+            shaped_object: The object with the fields. It is the part, as in `{"type": "tool_use", "name": ...}`, or
+                stands in it, as in `{"toolUse": {"name": ...}}`.
             content_part: The part.
             path: The path to the part.
         """
-        if shaped_object.has_json_value:  # {"type": "function_call", "value": '{"name": ...}'}
+        if shaped_object.has_json_value:  # a call in JSON: {"type": "function_call", "value": '{"name": ...}'}
             self._read_listed_calls(shaped_object.fields["value"], path)
             return
 
@@ -666,10 +677,10 @@ class _MessageReader:
         self._add_words(text, path=None)
 
     def _read_calls_in_content(self, message: Mapping[str, Any], path: RecordPath) -> None:
-        """Read a message whose content is a call or a list of calls.
+        """Read a message whose content is a call or a list of calls. It may be JSON, with thoughts before it.
 
-        The content may be JSON, with thoughts before it. Each call of a list gets a path of its own, so that it can be
-        removed alone. A single call, or calls with thoughts before them, get the path of the message.
+        A path tells what can be removed from the record. Each call of the list '[{"name": "a"}, {"name": "b"}]' gets a
+        path of its own. A single call, or calls with thoughts before them, get the path of the whole message.
         """
         content_key = _find_content_key(message)
         if content_key is None:
@@ -689,10 +700,10 @@ class _MessageReader:
         self._read_listed_calls(written_calls, calls_path)
 
     def _read_tool_message(self, message: Mapping[str, Any], path: RecordPath) -> None:
-        """Read a message of a tool.
+        """Read a message of a tool, which is one result or a list of results.
 
-        Its content is a list of results if one of its parts is known as a result by its type or key. Else the whole
-        message is one result.
+        It is a list if one of the parts of its content is known as a result by its type or key, as in
+        `{"role": "tool", "content": [{"type": "tool_result", ...}, ...]}`. Else the whole message is one result.
         """
         content = find_first_value(message, (*CONTENTS, *RESULT_FIELDS))
         is_list_of_results = isinstance(content, list) and any(map(_is_result_part, content))
@@ -774,11 +785,14 @@ class _MessageReader:
             self._read_listed_calls(provider_answer["function_call"], (*answer_path, "function_call"))
 
     def _read_listed_calls(self, calls: Any, calls_path: RecordPath) -> None:
-        """Read a list of calls or a single call. The value, and each item of the list, may be JSON.
+        """Read a list of calls or a single call, such as the value of `tool_calls`.
+
+        The value may be JSON, and so may each item of it.
 
         Args:
             calls: The list or the call.
-            calls_path: The path to it.
+            calls_path: The path to it. The first call of a list in JSON has the path (*calls_path, None, 0), where None
+                stands for parsing the JSON.
         """
         is_json = isinstance(calls, str)
         parsed_calls = try_parse_json(calls) if is_json else calls  # None for a text that is no JSON

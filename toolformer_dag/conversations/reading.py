@@ -115,10 +115,11 @@ def _iter_file_conversations(records: Sequence[NumberedRecord], form: Form) -> I
 def find_file_form(first_records: Sequence[Any]) -> Form | None:
     """Find the form of a file whose records are read as a whole, such as a log with one event per line.
 
-    1. A file with a record that is nested too deep, or that is a conversation itself, is not read as a whole. A span of
-       a trace does not count as a conversation: it may hold messages, but a conversation may take several spans.
-    2. Else the form may be one of FILE_FORMS, if it recognises one of the records.
-    3. Else it may be a form of lists, if it recognises the records as one list, such as one message per line.
+    1. A file with a record that is nested too deep, or that is a conversation itself, is not read as a whole. A span (a
+       step of a program's trace) does not count, because a conversation may take several spans.
+    2. Otherwise it has a form of FILE_FORMS if that recognizes one of the records.
+    3. Otherwise the records may be the items of one conversation, such as one message per line. Then it is the first
+       form whose records can be lists (`can_be_list`) and that recognizes the list of all these records.
 
     Args:
         first_records: The first records of the file.
@@ -206,7 +207,7 @@ def _add_unread_call_fault(
 def find_record_form(record: Any) -> Form | None:
     """Find the form of a record.
 
-    A form fits if it recognises the record and finds a conversation in it. If several forms fit, the first one that
+    A form fits if it recognizes the record and finds a conversation in it. If several forms fit, the first one that
     finds a call is preferred, because a record may hold a task next to its messages.
 
     Returns:

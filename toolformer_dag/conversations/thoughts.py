@@ -212,7 +212,7 @@ def _iter_thinking_spans(text: str, marks: Marks) -> Iterator[TextSpan]:
 
 
 def _find_end_of_prompted_thinking(text: str, marks: Marks) -> int:
-    """Find the end of thinking that the prompt opened, so that the text only closes it.
+    """Find the end of thinking that the prompt opened, so that the text only closes it: `Hm.</think> Yes.`
 
     Returns:
         The offset behind the closing mark, or 0 if the text does not begin with such thinking.

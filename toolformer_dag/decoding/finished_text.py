@@ -56,13 +56,14 @@ class FinishedText:
         self.token_count += len(call.vocabulary.start_tokens) + len(call.tokens)
 
     def record_start_probability(self, text_since_call: TextSinceCall, *, is_before_call: bool) -> None:
-        """Record in `start_probability` how likely the first call of the text was to begin.
+        """Record in `start_probability` how likely the first call of a text was to begin: the probability of ` [`.
 
-        This is the model's probability of ` [` where the call began. As long as there is no call, it is the largest
-        probability so far. The method is only used until the first call is answered.
+        Example:
+            Without a call, probabilities of 0.1, 0.3 and 0.2 give 0.3, the largest so far. If a call began at the third
+            of these tokens, they give 0.2.
 
         Args:
-            text_since_call: The text since the last call, with the probabilities of ` [` recorded in it.
+            text_since_call: The text since the last call, with the probability of ` [` at each recorded token.
             is_before_call: Whether a call began at the end of this text.
         """
         p_by_token_index = text_since_call.token_scores.start_probability_by_index

@@ -146,7 +146,7 @@ def _split_into_batches(backend: Backend, texts: Sequence[WrittenText]) -> list[
 def _count_reserved_tokens(text: WrittenText, backend: Backend) -> int:
     """Return how many of the MAX_BATCH_TOKENS tokens of a batch are reserved for a text.
 
-    These are the tokens that it may grow to, or more if otherwise a batch could get more than
+    These are the tokens that it may grow to. A short text gets more, so that a batch is full before it has more than
     `backend.max_greedy_rows` texts.
     """
     # A text that may outgrow the context gets a batch of its own: others would be padded to it, beyond the context.

@@ -87,11 +87,14 @@ class PieceFeed:
     def _take_new_likelihoods(
         self, text_since_call: TextSinceCall, earlier_likelihoods: Sequence[TokenLikelihood]
     ) -> tuple[TokenLikelihood, ...]:
-        """Return the tokens that begin in the characters sent so far, each only once, and count them as sent.
+        """Return the tokens that the watcher has not got yet and whose first character it has, and count them as sent.
+
+        The watcher gets the characters before their tokens, so `_take_new_characters` is called first. The counts
+        `_tokens_sent` and `_next_token_start` are changed. They go over all plain text, that is without calls.
 
         Args:
-            text_since_call: The text since the last call.
-            earlier_likelihoods: The tokens of plain text before that call.
+            text_since_call: The text since the last call. Its tokens come after the earlier ones.
+            earlier_likelihoods: The tokens of all plain text before that call, whether they were sent already or not.
 
         Returns:
             The tokens with their log probabilities. Empty if the rules do not ask for log probabilities.
@@ -128,10 +131,11 @@ class PieceFeed:
             self._rules.watch_piece(WrittenPiece(self._prompt_index, new_characters, is_in_call=True))
 
     def _format_call(self, call: WrittenCall, *, is_complete: bool) -> str:
-        """Return the text of a call, without its `->` and an end that a later token may change.
+        """Return the text of a call as it is shown to the watcher, without its `->` and without an uncertain end.
 
-        A call that ends without `->` may be cut where `)` was likeliest, and then be shorter than what was already
-        sent: of ` [QA(Who built it and`, ` [QA(Who built it)` may be left.
+        The end is uncertain if a later token may change it. A complete call without `->`, which has reached
+        its limit of tokens, is cut where `)` was likeliest to come next. So it may be shorter than what was already
+        sent: ` [QA(Who built it and` may become ` [QA(Who built it)`.
 
         Args:
             call: The call.

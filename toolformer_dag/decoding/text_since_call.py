@@ -144,9 +144,9 @@ class TextSinceCall:
         return (calls_are_enabled and has_positions_left) or continues_chain
 
     def can_begin_call(self, token_index: int) -> bool:
-        """Return whether a tool call may begin before the token at an index.
+        """Return whether the rules let a tool call begin before the token at an index.
 
-        It makes no difference how many tokens are likelier there than ` [`, which begins a call.
+        The module `token_choice` checks, besides, whether ` [`, which begins a call, is among the likeliest tokens.
         """
         # Directly after an earlier call, another one may only follow as part of a chain.
         follows_call_directly = token_index == 0 and self.has_earlier_call
@@ -204,11 +204,12 @@ class TextSinceCall:
     def build_rules_after_removal(self, *, forbids_call: bool, forbids_opening_bracket: bool) -> FirstTokenRules:
         """Build the rules for the next token after something was removed from the end of the text.
 
+        Without rules, the model could write the same again.
+
         Args:
-            forbids_call: Whether to forbid a call here. A ban that applies here already stays in any case.
-            forbids_opening_bracket: Whether to forbid an opening bracket here. It is set after text such as `<QA(` was
-                removed, which only looks like a call, because the model would write the same text again. An earlier
-                ban of this kind does not stay.
+            forbids_call: Whether to forbid a call here. If one is forbidden here already, it stays so.
+            forbids_opening_bracket: Whether to forbid an opening bracket here, because text that only looks like a
+                call was removed, such as `<QA(`. An earlier ban does not stay.
         """
         call_was_forbidden_here = self.token_count == 0 and self.first_token_rules.forbids_call
         return FirstTokenRules(
@@ -374,7 +375,7 @@ class TextSinceCall:
         return self.rules.vocabulary.decode_additions(tokens, self._list_tokens_until(token_index))
 
     def list_start_chances(self, following_text: str | None) -> list[StartChance]:
-        """List how likely a tool call was before each token, wherever that was recorded.
+        """List how likely the model found a tool call at each place where that was recorded, and what it wrote there.
 
         Args:
             following_text: What follows the last token: " [" if a call follows, "" at the end of the whole text, None
@@ -388,11 +389,11 @@ class TextSinceCall:
         return chances
 
     def _decode_text_after(self, token_count: int, following_text: str | None) -> str | None:
-        """Return what the text has after its first `token_count` tokens.
+        """Return what was written directly after the first `token_count` tokens.
 
         Returns:
-            The text of the next token, or `following_text` after all tokens. None for a larger count: the tokens there
-            were removed again, and only their scores are left.
+            The text of the next token. After all tokens, it is `following_text`. None if there are fewer tokens: those
+            there were removed again, and only their scores are left.
         """
         if token_count < self.token_count:
             next_token = self.tokens[token_count]

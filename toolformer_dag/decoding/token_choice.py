@@ -83,7 +83,7 @@ def _run_remaining_texts(batch: GreedyRows, texts: Sequence[WrittenText], tokens
 
     remaining_texts = [texts[row] for row in remaining_rows]
     last_tokens = [tokens[row] for row in remaining_rows]
-    new_grammars = _collect_new_grammars(remaining_texts)
+    new_grammars = _collect_new_grammars(remaining_texts)  # of calls that have just begun, by row
     batch.append_tokens(last_tokens, new_grammars)
     return remaining_texts
 
@@ -154,9 +154,10 @@ def _record_scores(batch: GreedyRows, texts: Sequence[WrittenText], call_starts:
 
 
 def _is_start_score_recorded(call_start: _CallStart, rules: DecodingRules) -> bool:
-    """Return whether to record how likely ` [`, which begins a call, is as the next token.
+    """Return whether to record how likely a call, which begins with ` [`, is to begin here.
 
-    It is recorded if the rules trace every place of the text, or if ` [` is likely here.
+    It is recorded at every place if the rules trace all places. Otherwise it is only needed for calls that may really
+    begin, some of which have to reach a minimum probability. So places where ` [` is unlikely are skipped.
     """
     return (
         rules.traces_start_chances
@@ -215,7 +216,10 @@ class _OpenCall:
     top_k: int
 
     def record_closing_if_allowed(self, batch: GreedyRows, closing_token: int, closing_text: str) -> None:
-        """Let the call remember how likely its input ends here, if its grammar allows that.
+        """Let the call remember that its input may end here, in case it has to be cut later.
+
+        A call that reaches its limit of tokens is cut at the likeliest of the remembered ends. The call keeps only
+        that one (`likeliest_closing`). Nothing happens if its grammar forbids the end.
 
         Args:
             batch: The rows of the model, with this call in one of them.
@@ -239,8 +243,8 @@ def _list_open_calls(texts: Sequence[WrittenText]) -> list[_OpenCall]:
 def _record_likely_closings(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
     """Let each unfinished tool call remember the likeliest place so far at which its input could end.
 
-    A call that reaches its limit of tokens is cut there. An end counts if a closing token, whose text is `)` or `")`,
-    is among the k likeliest next tokens and the grammar of the call allows it.
+    If the call later reaches its limit of tokens, it is cut there. A place counts if a closing token, whose text is `)`
+    or `")`, is among the k likeliest next tokens, and the grammar of the call allows it.
 
     Args:
         batch: The texts as rows of the model, in the same order.

@@ -54,10 +54,12 @@ class Vocabulary:
         return (arrow,) if has_only_brackets else (arrow, end)
 
     def _list_hidden_tokens(self) -> set[int] | None:
-        """List the special tokens that are left out of texts, which are all except the markers of calls.
+        """List the special tokens, such as `</s>`, that are left out when tokens are decoded to text.
+
+        Markers of calls, such as `<call>`, stay in the text even if they are special tokens.
 
         Returns:
-            The tokens, or None if no marker is a special token. The tokenizer itself can then leave out all of them.
+            The tokens to leave out. None if they are all special tokens, which the tokenizer itself can leave out.
         """
         marker_tokens: set[int] = set()
         for ids in self.encoding.added_marker_ids.values():

@@ -152,15 +152,16 @@ class WrittenText:
 
     @property
     def keeps_start_probability(self) -> bool:
-        """Return whether the probability of ` [`, which begins a tool call, is kept for the next token.
+        """Return whether to record the model's probability that ` [`, which begins a tool call, comes next.
 
-        It is only where the model chooses this token, and where one more call is allowed or no call was answered yet.
-        Until a call is answered, `Generation.start_probability` may become it, even where no call is allowed.
+        It is recorded where the model chooses the next token, and where one more call is allowed or no call was
+        answered yet.
         """
         if not self.can_model_choose_next:
             return False
 
         token_index = self.text_since_call.token_count
+        # Then `Generation.start_probability` may become this probability, even if no call is allowed here.
         no_call_was_answered = not self.memory.answered_calls
         return no_call_was_answered or self.text_since_call.has_calls_left(token_index)
 
@@ -245,8 +246,7 @@ class WrittenText:
         """Remove text that only looks like a tool call, if the likeliest next token would complete it.
 
         Such text is the name of a tool after a wrong bracket, as in `<QA(`. It is removed from its bracket on, and no
-        bracket may be written there again. The text is then ready to be read by the model again, or ends at a limit.
-        Nothing happens inside a call.
+        bracket may be written there again. Nothing happens inside a call.
 
         Args:
             likeliest_token: The likeliest next token, which is not appended.
@@ -381,15 +381,14 @@ class WrittenText:
     def _choose_tools_for_call(self) -> frozenset[str]:
         """Choose the tools that a new call may name after the text so far.
 
-        Usually these are all tools that the rules offer for this text. The model may then name a tool for which ` [` is
-        not likely enough here (`rules.min_start_probability_by_tool`). Such a call is removed once the name is written.
-
-        Where a call has just failed, they are the other tools, if ` [` is likely enough for them.
+        Usually these are all tools that the rules offer for this text. Where a call has just failed, they are the
+        other tools, if ` [`, which begins a call, is likely enough for them.
         """
         token_index = self.text_since_call.token_count
         failed_tools = self.text_since_call.first_token_rules.failed_tool_names
         if failed_tools:
             return self.text_since_call.get_callable_tools(token_index) - failed_tools
+        # For some of them, ` [` may not be likely enough. A call to them is removed once the name is written.
         return self.text_since_call.get_offered_tools(token_index)
 
     def _append_token_to_call(self, call: WrittenCall, token: int) -> None:
@@ -529,7 +528,7 @@ class WrittenText:
     def _build_text_since_call(
         self, preceding_tokens: list[int], max_tokens: int, first_token_rules: FirstTokenRules
     ) -> TextSinceCall:
-        """Build a part of the text in which nothing is written yet.
+        """Build the empty object that collects the next tokens, up to the next call or removal of text.
 
         Args:
             preceding_tokens: All tokens before it, including the prompt.
@@ -545,9 +544,10 @@ class WrittenText:
         )
 
     def _begin_text_since_call(self, preceding_tokens: list[int], first_token_rules: FirstTokenRules) -> None:
-        """Begin a new part of the text after all tokens so far, which the model has to read first.
+        """Replace `text_since_call` by an empty one, which the model continues after it has read all tokens so far.
 
-        The text is READY then, or ENDED if no token is left.
+        The new one may have as many tokens as the old one had left. The state of the text is READY then, or ENDED if
+        none is left.
 
         Args:
             preceding_tokens: All tokens so far, including the prompt.
@@ -563,9 +563,10 @@ class WrittenText:
             self._end_text()
 
     def _continue_after_removal(self, *, forbids_call: bool = False, forbids_opening_bracket: bool = False) -> None:
-        """Go on after the plain text so far, because the open call or text that looked like one is removed.
+        """Remove the open call, if there is one, and go on after the plain text before it.
 
-        The text is READY then, or ENDED at a limit.
+        Text that only looked like a call, such as `<QA(`, was removed from `text_since_call` before. The state is READY
+        (the model reads the tokens again) then, or ENDED at a limit.
 
         Args:
             forbids_call: Whether to forbid that a call begins here again.
@@ -594,7 +595,9 @@ class WrittenText:
         self._piece_feed.show_text(self.text_since_call, self.finished_text.token_likelihoods, is_complete=True)
 
     def _finish_text_since_call(self, following_text: str | None) -> None:
-        """Add the text since the last call to `finished_text`, and count the tokens of the open call after it.
+        """Add the text since the last call to `finished_text`, which collects what the model wrote.
+
+        If a call is open after it, its tokens are counted too, but its text is not added here.
 
         Args:
             following_text: What follows the text: " [" before a call, "" at the end, None if plain text goes on there.
@@ -603,7 +606,7 @@ class WrittenText:
         if self.current_call is not None:
             self.finished_text.count_call_tokens(self.current_call)
 
-        # The probability of the first call is wanted, so nothing more is recorded once a call was answered.
+        # Recorded is how likely the first call was to begin, so nothing more is recorded once a call was answered.
         no_call_was_answered = not self.memory.answered_calls
         if no_call_was_answered:
             self.finished_text.record_start_probability(

@@ -161,7 +161,10 @@ class Asking:
         return {**model_identity, **self._build_tool_identity()}
 
     def _build_model_identity(self) -> dict[str, Any]:
-        """Return the part of the stored texts' key that matters even without calls: the model and the decoding."""
+        """Return what determines a generated text even if no tool is called: the model and how it is decoded.
+
+        It is part of the key under which texts are stored. If it changes, they are generated again.
+        """
         settings_without_calls = select_determining_settings(self.settings.decoding, excluded_keys=CALL_DECODING_KEYS)
         return {
             "model": {**self.language_model.identity, "dtype": self.language_model.dtype},
@@ -181,12 +184,15 @@ class Asking:
         }
 
     def _build_tool_identity(self) -> dict[str, Any]:
-        """Return the part of the stored texts' key that determines the written calls and their results."""
+        """Return what determines the calls in a generated text, and their results.
+
+        It is part of the key under which texts are stored. If it changes, they are generated again.
+        """
         tools = [lane.tool for lane in self.lanes]
         result_settings_by_tool = {lane.tool.key: collect_result_settings(lane) for lane in self.lanes}
 
         # Settings of [decoding] that matter for calls, without three whose values in the settings do not decide:
-        # - k is replaced by that of this asking.
+        # - k (a call may begin if ` [` is among the k likeliest tokens) is that of `self`.
         # - `tools` (how many are offered) matters only if there are more tools, as `build_offer_identity` says.
         # - min_probability (the least probability of ` [`) may differ by tool, as `start_thresholds` says.
         call_settings = select_determining_settings(

@@ -124,10 +124,10 @@ def find_predicted_number(output: str) -> Decimal | None:
 
 
 def _find_right_side_start(output: str) -> int | None:
-    """Return the index of the character after the first `=` of an equation, or None without an equation.
+    """Return the index of the character after the first `=` of an equation: 4 in "5+3=8", None in "width=300".
 
-    A `=` right after a line break belongs to an equation, but that of `width=300` does not, nor does one that begins
-    the whole text.
+    It belongs to an equation if the text before it has a digit or ends with white space, `%`, `)` or a single letter,
+    or if a line break is directly before it.
     """
     # A match is a `=` with the text before it, back to a line break, a dot or one of `=?&<`. That text is the group
     # "side", which may be empty.

@@ -110,7 +110,8 @@ def _build_synthetic_question(question_kind: str, phenomenon: Phenomenon) -> Ben
     return BenchmarkQuestion(
         prompt=phenomenon.text_before_call,
         right_answers=(phenomenon.answer,),
-        target_tool_key=FIRST_TOOL_BY_KIND.get(question_kind, question_kind),  # TWO_HOP_KIND is no tool
+        # TWO_HOP_KIND is no tool: the tool of its first call counts. Every other kind is the key of its tool.
+        target_tool_key=FIRST_TOOL_BY_KIND.get(question_kind, question_kind),
         context=str(phenomenon.page_date or ""),
         wording=phenomenon.wording_name,
     )
@@ -170,7 +171,10 @@ def sample_questions(benchmark: Benchmark, max_questions: int | None) -> Benchma
 
 
 def build_questions_identity(evaluation_settings: EvaluationSettings) -> Mapping[str, object]:
-    """Return everything that determines the questions: the settings, the files and the versions of what reads them.
+    """Return everything that determines the questions. If it changes, what was measured on them is out of date.
+
+    That is the settings, what identifies the files, and two versions, which are raised by hand when the same settings
+    and files give other questions: "world" for synthetic questions, "reading" for those in files.
 
     Raises:
         BenchmarkError: A benchmark is unknown, or its files cannot be read.

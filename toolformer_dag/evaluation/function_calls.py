@@ -103,7 +103,9 @@ def _read_right_calls(file: Path) -> dict[str, Any]:
 
 
 def _check_right_call(right_call: Any) -> None:
-    """Check that a right call has the form {function: {argument: [right values]}}.
+    """Check that a right call of a benchmark's record has the form {function: {argument: [right values]}}.
+
+    The errors are caught by the caller, which names the record in its message.
 
     Raises:
         ValueError: It does not have exactly one function.

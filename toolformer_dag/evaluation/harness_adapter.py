@@ -198,7 +198,11 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         return float(scored_log_p.double().sum()), bool(is_greedy)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return log p of each text in nats, computed in windows like perplexity, or 0 for a text of one token."""
+        """Return log p of each text in nats, or 0 for a text with nothing to predict.
+
+        The first token of a text is only predicted if the model has a token BOS, which stands before it. A long text is
+        read in windows, as for perplexity.
+        """
         log_p_by_text = []
         for request in requests:
             text = request.args[0]

@@ -76,10 +76,9 @@ def compute_perplexity(
     Args:
         language_model: The model.
         texts: The texts.
-        disable_calls: Whether the model may write no tool call. Then the probability of ` [`, with which calls
-            begin, is set to 0: if it is several tokens, that of the last one wherever the others come before it.
-            This token of a ` [` in a text counts neither as a token nor as a loss. Compare only perplexities with
-            the same `disable_calls`.
+        disable_calls: Whether the model may write no tool call. Then the probability of ` [`, with which calls begin,
+            is set to 0 (of its last token, where the others come before it), and this token of a ` [` in a text is
+            not counted. Compare only perplexities with the same `disable_calls`.
         backend: Runs the model. By default, the model's own (`get_backend`).
 
     Raises:

@@ -129,10 +129,15 @@ def build_accuracy_settings(plan: Plan) -> dict[str, Any]:
 
 
 def _build_decoding_identity(plan: Plan) -> dict[str, Any]:
-    """Return the settings of decoding and of the tools that a model may call, for the record of a table.
+    """Return the settings of decoding and of the tools that a model may call, for the record of the accuracies.
 
-    If one of them changes, the table is out of date. A setting that a later release added is left out while its value
-    leaves everything as it was before, so that records of earlier releases still match.
+    If one of them changes, the accuracies are measured again. A setting that a later release added is left out while
+    its value leaves everything as it was before, so that records of earlier releases still match.
+
+    Returns:
+        Such as {"decoding": {"k": 10, ...}, "max_call_tokens": 64, "lanes": {the key of a tool: its settings}}. The
+        keys "min_probability" and "offered" are there only if a tool has such a limit, and if not all tools are offered
+        to the model.
     """
     # min_probability is left out here, because it is added by tool below.
     decoding_settings = select_determining_settings(plan.settings.decoding, excluded_keys=("min_probability",))
@@ -254,7 +259,10 @@ def _build_current_record(plan: Plan, measurement_name: str) -> dict[str, Any]:
 
 
 def _read_texts_version(plan: Plan, measurement_name: str) -> dict[str, str]:
-    """Return the fingerprint of the texts that a measurement reads, as an input of its record.
+    """Return the fingerprint of the texts that a measurement would read now.
+
+    It becomes an input in the record of the measurement, which says what it was made from. If the texts have changed
+    since, the measurement is out of date.
 
     Returns:
         {"heldout_texts": the fingerprint} for PERPLEXITY_TABLE. Empty for ACCURACY_TABLE, which reads no texts.
@@ -265,7 +273,7 @@ def _read_texts_version(plan: Plan, measurement_name: str) -> dict[str, str]:
     try:
         return {MEASURED_TEXTS_INPUT: _choose_measured_texts(plan).fingerprint}
     except StorageError:
-        # The damage is reported elsewhere. It must not count as a change of the texts.
+        # The damage is reported elsewhere. It must not count as a change of the texts, so the fingerprint stays.
         return _read_recorded_texts_version(plan)
 
 
@@ -417,6 +425,7 @@ def _read_table_of_version(
             without it.
     """
     table = lake.get_table(table_name)
+    # The pointer has the record of the stored rows, which says what they were made from.
     pointer = table.find_checked_pointer(WHOLE_TABLE_PART)
     if pointer is None:
         return None
@@ -461,7 +470,13 @@ def measure_accuracy(plan: Plan, progress_callback: ProgressCallback) -> Measure
 
 
 def _build_accuracy_measurement(content_version: str, scores: pl.DataFrame, questioning: "_Questioning") -> Measurement:
-    """Return the published accuracies with what their answers cost."""
+    """Return the accuracies, which were just published, with what it cost now to get the models' answers.
+
+    Args:
+        content_version: The version under which `scores` were published.
+        scores: The accuracy of each model on each benchmark.
+        questioning: Has counted the tokens and calls, and the records without a question.
+    """
     return Measurement(
         content_version=content_version,
         rows=scores,
@@ -583,11 +598,13 @@ class _Questioning:
                 yield ask_benchmark(settings, lanes, language_model, condition, benchmark, self._report_progress)
 
     def _record_weights(self, model_name: str, parameter_count: int) -> None:
-        """Record the underlying model and its size in `weights_by_model`.
+        """Record in `weights_by_model` the number of a model's weights, and from which model they come.
+
+        That is the model of [evaluation.models] with this name. Any other name, such as "base", belongs to the
+        settings' base model or to a model that was finetuned from it.
 
         Args:
-            model_name: The name of the model in `Condition`. The base model underlies all models but those of
-                [evaluation.models].
+            model_name: The name of the model in the tables (`Condition.model_name`).
             parameter_count: The number of its weights.
         """
         settings = self._plan.settings

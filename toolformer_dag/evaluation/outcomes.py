@@ -311,9 +311,11 @@ def build_score_table(
 
 
 def _count_by_condition(outcomes: pl.DataFrame) -> pl.DataFrame:
-    """Count the answers and the right answers per benchmark and condition.
+    """Count the answers (n) and the right answers (right) per benchmark and condition.
 
-    The table also has the shares of answers with a call, with the right tool, and with a look-alike of a call.
+    The table also has the shares of answers that are right (accuracy), that have a call (calls), that have a call of
+    the right tool, and in which the model was kept from writing what only looks like a call (look_alikes). `model` and
+    `k` (a call may begin if it is among the k likeliest next tokens) belong to the condition.
     """
     return outcomes.group_by("benchmark", "condition", "model", "k", maintain_order=True).agg(
         n=pl.len(),

@@ -407,7 +407,11 @@ def _collapse_white_space(column: str) -> pl.Expr:
 def _format_averages(rows: pl.DataFrame) -> pl.DataFrame:
     """Format Figure 4 for people: the average accuracy on groups of benchmarks, by model and its number of parameters.
 
-    The columns are model, benchmarks, questions ("the paper's" or "synthetic"), parameters, n and average.
+    The result has the columns model, benchmarks, questions ("the paper's" or "synthetic"), parameters, n (the number of
+    questions) and average, such as "33.8 (28.7-39.2)".
+
+    Args:
+        rows: The rows of the view figure_4.
     """
     question_source = pl.when("published").then(pl.lit("the paper's")).otherwise(pl.lit("synthetic"))
     table = rows.select(
@@ -541,7 +545,10 @@ def _format_benchmark_setting(benchmark_name: str) -> str:
 
 
 def query_over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
-    """Query the calls and right answers of Toolformer over `decoding.min_probability`, which are drawn with Table 9.
+    """Query the shares of calls and right answers of Toolformer, for the curves over `decoding.min_probability`.
+
+    A call starts only where its probability is at least `min_probability`, so there are fewer calls the higher it is.
+    The page of Table 9 shows the curves.
 
     Returns:
         Rows with the columns of the view over_min_probability. None for other tables, and if there are no rows.

@@ -56,7 +56,13 @@ class PromptFrame(NamedTuple):
 
 
 def _build_prompt_frames() -> tuple[PromptFrame, ...]:
-    """Return the text around the question of each template of prompts (appendix C)."""
+    """Return the fixed text around the question, for each template of prompts (appendix C).
+
+    With it, the question can be taken out of a prompt.
+
+    Example:
+        For prompts such as "2 + 3 = ? The answer is", nothing stands before the question and " The answer is" after it.
+    """
     # The placeholder stands for the paragraph here, so that paragraph and question remain together.
     multilingual_frame = _split_at_placeholder(format_multilingual_prompt(QUESTION_PLACEHOLDER, ""))
     return (
@@ -86,7 +92,7 @@ class _NumberedQuestion(NamedTuple):
 
 
 def find_question_overlap(benchmarks: Sequence[Benchmark], corpus_batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """Find out which questions of benchmarks occur in the training texts of C*.
+    """Find out which questions of benchmarks occur in the training texts of C*, the corpus with the kept calls.
 
     A question occurs in a text that has 13 of its words in a row. A question of 8 to 12 words has to occur as a whole.
     A shorter one gets a row with null in `in_corpus`. The words of a prompt's template (appendix C) do not count.
@@ -144,7 +150,9 @@ def _build_overlap_row(
 
 
 def _find_first_text_ids(passages: SharedPassages, corpus_batches: Iterable[pl.DataFrame]) -> dict[int, CorpusTextId]:
-    """Find the first training text of C* that holds each question, which is the text with the smallest id.
+    """Find the first training text of C* (the corpus with the kept calls) that holds each question of a benchmark.
+
+    The first is the one with the smallest id.
 
     Args:
         passages: The questions, indexed by their words.

@@ -266,7 +266,9 @@ def _run_stages(worker: Worker, lane: Lane, text: str, context: str) -> dict[str
 
 
 def _build_chosen_texts(text_key: Mapping[str, Any], text: str, context: str) -> pl.DataFrame:
-    """Build the table of the stage that chooses texts, as if it had chosen the typed text.
+    """Build the table of the first stage (heuristic_subset), as if it had chosen the typed text from the corpus.
+
+    With it the later stages run on a text that is in no corpus.
 
     Args:
         text_key: The key columns of the text: tool, shard, digest and segment.

@@ -107,6 +107,8 @@ def _choose_record_id_column(reader: WarehouseReader) -> str:
 def query_recorded_calls(reader: WarehouseReader, request_fields: Mapping[str, str]) -> dict[str, Any]:
     """List recorded calls, the lowest gain first, and calls without a gain last.
 
+    The gain of a call says how much lower the loss of what follows is with its own result than with swapped ones.
+
     Args:
         reader: Reads the file of judged conversations.
         request_fields: `tool` and `verdict` to filter by. Each may be missing or empty.
@@ -173,16 +175,17 @@ def query_conversation(reader: WarehouseReader, call_key: Mapping[str, Any]) -> 
 
 
 def _query_calls_around(reader: WarehouseReader, query_parameters: Mapping[str, Any]) -> list[Row]:
-    """Query the calls nearest to a call, among those in the messages that are shown, in their order.
-
-    There are at most MAX_CALLS, with the columns of CALL_COLUMNS_SQL. Its placeholder `record_id` is replaced by null
-    if the file was judged before the records' own ids were stored.
+    """Query the calls that a page shows beside a chosen call: those nearest to it in the shown messages.
 
     Args:
         reader: Reads the file of judged conversations.
-        query_parameters: The columns TRACE_KEY_COLUMNS of the call, and `first`, the number of the first shown
+        query_parameters: The key of the chosen call (TRACE_KEY_COLUMNS), and `first`, the number of the first shown
             message.
+
+    Returns:
+        At most MAX_CALLS calls, the chosen one included, in the order of the conversation.
     """
+    # Files of earlier releases have no column record_id. It is null for them.
     sql = SHOWN_CALLS_SQL.format(record_id=_choose_record_id_column(reader))
     call_rows = reader.query_rows(sql, query_parameters)
     return sorted(call_rows, key=lambda row: (row["turn"], row["call"]))

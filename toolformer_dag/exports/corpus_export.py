@@ -250,7 +250,7 @@ def collect_corpus_settings(plan: Plan, form: ExportForm) -> dict[str, Any]:
 
 
 def build_corpus_record(plan: Plan, form: ExportForm) -> dict[str, Any]:
-    """Collect what an export of C* is made from, to tell later whether it is out of date.
+    """Collect what an export of C* (the corpus with kept calls) is made from, to tell later whether it is out of date.
 
     Returns:
         A mapping with three entries. `settings` is what determines the files besides the rows. `inputs` has the

@@ -146,7 +146,7 @@ def build_masked_form(encoding: "Encoding", tokenizer_name: str, *, sequence_len
 
     Args:
         encoding: Encodes texts as tokens.
-        tokenizer_name: The name of the tokenizer for people.
+        tokenizer_name: The name of the tokenizer, which the card shows.
         sequence_length: The maximum number of tokens of a row.
     """
     card_text = (
@@ -166,10 +166,10 @@ def build_masked_form(encoding: "Encoding", tokenizer_name: str, *, sequence_len
 
 
 def _build_masked_schema(tokenizer_name: str) -> pa.Schema:
-    """Return the columns of rows with tokens and labels.
+    """Return the columns of the export form `masked`: tokens of texts with calls (x*), and labels for training.
 
     Args:
-        tokenizer_name: The name of the tokenizer for people, which a column's comment shows.
+        tokenizer_name: The name of the tokenizer, which a column's comment shows.
     """
     return pa.schema(
         [

@@ -119,7 +119,7 @@ class _TrainedCard:
     choosing_text_count: int
 
     def format_card(self) -> str:
-        """Format the card.
+        """Format the text of a checkpoint's card (its README on the hub), without header and figures of evaluation.
 
         Raises:
             MissingPart: A part of a table that is read does not exist.

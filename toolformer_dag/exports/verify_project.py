@@ -197,6 +197,7 @@ def _iter_record_paths(lake: Lake) -> Iterator[Path]:
             record_path = folder / kind.record_path
             recorded_folder = record_path.parent
 
+            # A folder such as `model`, `dataset` or `dataset_round_2` is damaged if it has no record. Others are not.
             has_recorded_name = RECORDED_FOLDER_PATTERN.fullmatch(recorded_folder.name) is not None
             needs_record = has_recorded_name and os.path.lexists(recorded_folder)
             if needs_record or os.path.lexists(record_path):
@@ -299,12 +300,14 @@ def _verify_shard_file(plan: Plan, shard_file: ShardFile, pointer: Pointer) -> C
 
 
 def _find_shard_damage(plan: Plan, shard_file: ShardFile, pointer: Pointer) -> str | None:
-    """Find the damage of a shard file.
+    """Find out whether a shard file (a file of input texts) was damaged since it was read.
+
+    If its content has changed, its size and time tell whether somebody replaced it on purpose: damage changes neither.
 
     Args:
         plan: The settings with the tables and the model that follow from them.
         shard_file: The file.
-        pointer: Points to the rows that were read from the file.
+        pointer: The entry of the rows that were read from the file, with a record of its content.
 
     Returns:
         A description of the damage. None if the file is whole or was replaced on purpose.
@@ -316,7 +319,7 @@ def _find_shard_damage(plan: Plan, shard_file: ShardFile, pointer: Pointer) -> s
     if content_hash == pointer.record[CONTENT_HASH_FIELD]:  # the content is what was read
         return None
 
-    if pointer.record["inputs"] == shard_file.read_stamp():
+    if pointer.record["inputs"] == shard_file.read_stamp():  # the same size and modification time
         return "its content changed since it was read, its size and time did not"
 
     # Somebody replaced the file, so the content may differ. But if rows were read from it, it must be readable.

@@ -95,7 +95,7 @@ def _remove_unneeded_files(
     """Remove files that nothing needs.
 
     The files of a row store (rows that are computed once) stay if a run has opened the store since the lake was
-    listed.
+    listed, because that run may read them.
 
     Args:
         lake: The lake.
@@ -129,7 +129,7 @@ def _remove_files(lake: Lake, unneeded_files: Sequence[_UnneededFile]) -> None:
 
 
 def _is_row_store_reopened(lake: Lake, store_name: str, grace_start_timestamp: float) -> bool:
-    """Return whether a run has opened a row store in the grace period.
+    """Return whether a run has opened a row store in the grace period: the time until now whose files all stay.
 
     Opening a store writes its identity.json or renews the time of this file.
     """

@@ -333,7 +333,9 @@ class Manifest:
         self.remembered_answers = content.remembered_answers
 
     def change_line(self, part_name: str, old_line: bytes | None, new_line: bytes | None) -> None:
-        """Note that a part gets another line. `write_changes` later puts it into the file.
+        """Note in `pending_changes` that a part of the table gets another line in the manifest.
+
+        `write_changes` later puts it into the file.
 
         Args:
             part_name: The name of the part.
@@ -397,9 +399,9 @@ class Manifest:
         self.fault = None
 
     def _replace_file(self, lines_by_part: dict[str, bytes]) -> None:
-        """Replace the file by one with other lines, if they differ from those that were read.
+        """Replace the file of the manifest by one with other lines, if they differ from those that were read.
 
-        If the file is damaged, what could be read of it is kept beside it under another name.
+        A damaged file is replaced anyway. What could be read of it is kept beside it under another name.
 
         Args:
             lines_by_part: The new lines by the name of the part.
@@ -416,7 +418,7 @@ class Manifest:
             self.file_version = self.storage.replace_manifest(self.file_path, content, self.file_version)
 
     def repair_file(self) -> None:
-        """Write a damaged file anew with the lines that are undamaged. The other parts are withdrawn.
+        """Write a damaged file of the manifest anew with its undamaged lines. The parts of other lines are withdrawn.
 
         Raises:
             StorageError: The file cannot be written, or other processes replaced it at every attempt.
@@ -429,7 +431,7 @@ class Manifest:
         self.write_changes()
 
     def find_damage(self) -> str | None:
-        """Check the whole file, including every line.
+        """Check the whole file of the manifest, including the seal (hash) of every line.
 
         Returns:
             What is wrong with the file, in words, or None if it is undamaged. A damaged file may have lost parts.

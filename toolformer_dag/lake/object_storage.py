@@ -257,7 +257,7 @@ class _WatchedClaim:
         self._last_change_time = time.monotonic()
 
     def update_state(self, claim_content: bytes, object_version: Version) -> None:
-        """Note what was read of the claim's object.
+        """Note what was read of the claim's object, and the time if its version has changed, which `is_free` looks at.
 
         Args:
             claim_content: The content of the object, which names the holder. Empty if nobody holds the claim.
@@ -486,7 +486,7 @@ class ObjectStorage(Storage):
         return content, Version(e_tag, version_number)
 
     def replace_manifest(self, path: Path, content: bytes, expected_version: Version) -> Version:
-        """Replace a manifest, if it still has a certain version, and its copy on this machine.
+        """Replace a manifest (the list of a table's parts), if it still has a certain version, and this machine's copy.
 
         Returns:
             The new version.
@@ -544,7 +544,10 @@ class ObjectStorage(Storage):
         return Version(put_result["e_tag"], put_result["version"])
 
     def mark(self, path: Path, content: bytes, run_in_background: RunInBackground | None = None) -> None:
-        """Write a small object, whether or not there is one already. A recent time shows that it is in use.
+        """Write a small object, whether or not there is one already.
+
+        Writing the same content again renews the time of the object, which can show that something is in use: such as
+        a row store, by its identity.json.
 
         Args:
             path: The path of the object's copy.
@@ -746,7 +749,7 @@ class ObjectStorage(Storage):
             release_future.result()
 
     def _take_claim(self, claim_path: Path, on_wait: Callable[[str], None]) -> Version:
-        """Take a claim as soon as nobody else holds it.
+        """Take a claim (a lock in the store) as soon as nobody else holds it.
 
         Args:
             claim_path: The path of the claim's object.
@@ -826,10 +829,10 @@ class ObjectStorage(Storage):
         self._background_write = self._write_pool.submit(write)
 
     def wait_for_background_write(self) -> None:
-        """Wait for the write of `write_beside`, if one goes on.
+        """Wait until the write that `write_beside` has started in the background is done, if there is one.
 
         Raises:
-            Exception: The error of that write. Another call does not raise it again.
+            Exception: The error of that write. The write is then forgotten, so the next call does not raise it again.
         """
         write_future = self._background_write
         self._background_write = None

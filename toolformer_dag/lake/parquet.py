@@ -85,11 +85,12 @@ def check_size_and_footer(path: Path | str, size_bytes: int) -> None:
 
 
 def _read_last_bytes(path: Path | str, size_bytes: int) -> bytes:
-    """Return the last four bytes of a file.
+    """Return the last four bytes of a file, which are "PAR1" in a whole Parquet file.
 
     Args:
         path: The path of the file.
-        size_bytes: The size that the file should have. If it is longer, one more byte is returned.
+        size_bytes: The size that the file should have. From a longer file five bytes are returned, and from a shorter
+            one fewer than four, so that a wrong size shows in a comparison with "PAR1".
     """
     magic_length = len(PARQUET_MAGIC_BYTES)
     offset = max(size_bytes - magic_length, 0)
@@ -190,9 +191,14 @@ def _build_file_state(path: Path, status: os.stat_result) -> _FileState:
 
 
 def _require_row_store(path: Path, row_store_name: str | None) -> None:
-    """Check that a file was written for a certain row store.
+    """Check that a file was written for a certain row store: a folder of computed rows that are looked up by a key.
 
-    Files of earlier releases do not say what they were written for, and pass.
+    This finds files that were moved from one store to another. Files of earlier releases do not say for which store
+    they were written, and pass.
+
+    Args:
+        path: The path of the Parquet file.
+        row_store_name: The name of the row store. None for a file that need not belong to one.
 
     Raises:
         UnreadableFile: The file was written for another row store.
@@ -234,7 +240,7 @@ def verify_file(path: Path, size_bytes: int, expected_hash: str, row_store_name:
 
 
 def _require_content(path: Path, expected_hash: str, row_store_name: str | None) -> None:
-    """Read a file, and check its hash and the row store it was written for.
+    """Read a file, and check its hash and the row store (a folder of computed rows) for which it was written.
 
     Raises:
         UnreadableFile: The file is missing or damaged, or was written for another row store.
@@ -331,6 +337,9 @@ class ContentHash:
     def _add_values(self, stream_prefix: str, values: pa.Array) -> None:
         """Add the values of a column, or values nested in it, to the hash.
 
+        Which values are null goes into one stream, and the others into streams of their own: those of a column `tokens`
+        are "tokens nulls" and "tokens values".
+
         Args:
             stream_prefix: The beginning of the names of the hash streams, such as the name of the column.
             values: The values, as an Arrow array.
@@ -384,7 +393,10 @@ class ContentHash:
         self._add_bytes(stream_name, memoryview(text_buffer)[start:end])
 
     def _add_bytes(self, stream_name: str, values: NDArray[Any] | memoryview) -> None:
-        """Add the bytes of an array, or of a view of memory, to the hash stream of that name."""
+        """Add the bytes of an array, or of a view of memory, to the hash stream of that name, such as "input lengths".
+
+        A stream is one of the hashes of a column. It is made when the first bytes for it come.
+        """
         if isinstance(values, memoryview):
             content = values
         else:

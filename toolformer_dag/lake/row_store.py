@@ -71,7 +71,7 @@ class RowFile:
 
 
 def parse_row_file_name(file_name: str) -> RowFile | None:
-    """Parse the name of a file of rows, which holds a time, a hash and a size.
+    """Parse the name of a file of rows, `<time in hexadecimal>-<hash>-<size in bytes>.parquet`.
 
     Returns:
         None if it is the name of any other file.
@@ -228,7 +228,7 @@ class RowStore:
     def _scan_files(
         self, paths: Sequence[Path], first_key_values: pl.Series, column_names: Sequence[str]
     ) -> pl.DataFrame:
-        """Read the rows whose first key column has one of some values.
+        """Read the rows whose first key column has one of some values, from all files, in the order of the files.
 
         Args:
             paths: The Parquet files.

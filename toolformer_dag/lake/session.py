@@ -184,7 +184,8 @@ def get_current_session() -> LakeSession | None:
 def enter_session(reused_session: LakeSession | None = None) -> Iterator[LakeSession]:
     """Open a session for the `with` block, or share the one that is open already.
 
-    The session remembers what is read of the lake.
+    The session remembers what the block reads of the lake, such as the list of a table's parts, so that it is read only
+    once. What other processes change meanwhile is then seen only by a read that bypasses the session.
 
     Args:
         reused_session: A session to go on with, instead of the open one or a new one.

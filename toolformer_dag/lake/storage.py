@@ -173,11 +173,11 @@ class Storage:
 
         Args:
             path: The path of the manifest.
-            bypass_cache: Only used over an object store: read the object itself. Otherwise a session asks only once
-                which manifests have changed.
+            bypass_cache: Not used here, where the file itself is always read. Over an object store it means the same,
+                and otherwise a copy on this machine may be read.
 
         Returns:
-            The content and its version.
+            The content, and its version, which is its first line.
 
         Raises:
             FileNotFoundError: There is no such manifest.
@@ -240,11 +240,14 @@ class Storage:
         write_file_atomically(path, content)
 
     def fetch(self, path: Path, size_bytes: int, expected_hash: str, row_store_name: str | None = None) -> Path:
-        """Return the path at which a Parquet file can be opened. An object store downloads the file if necessary.
+        """Return the path at which a Parquet file can be opened, which in a folder is `path` itself.
+
+        An object store downloads the file if necessary, and checks the copy by the other arguments, which are not used
+        here.
 
         Args:
             path: The path of the file.
-            size_bytes: The size that it must have. Only an object store compares it, and the other two arguments.
+            size_bytes: The size that it must have.
             expected_hash: The hash that its content must have.
             row_store_name: The row store that it must have been written for, if it is one of computed rows.
 
@@ -323,7 +326,7 @@ class Storage:
 
     @contextmanager
     def hold_claim(self, claim_name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Hold a claim during the `with` block: no other run over this lake has it meanwhile.
+        """Hold a claim, such as that of the GPU, during the `with` block: no other run over this lake has it meanwhile.
 
         If runs are on several machines, their file system has to share `flock` between them, as NFS does.
 
@@ -452,9 +455,9 @@ def _write_holder(claim_path: Path) -> None:
 
 
 def _describe_holder(claim_path: Path) -> str:
-    """Describe the process that holds a claim.
+    """Describe the process that holds a claim, the right of one run to use something alone, such as the GPU.
 
-    If that process has ended, a process that it left running holds the claim. The description says so.
+    If the process has ended but the claim is still held, a process that it started holds it. The description says so.
 
     Args:
         claim_path: The lock file, in which the holder has written who it is.

@@ -476,7 +476,7 @@ class Table:
         return self.get_or_compute_answer("version", self._compute_version)
 
     def _compute_version(self) -> str | None:
-        """Compute what `find_version` returns: a fingerprint of the versions of all parts, or None."""
+        """Compute a fingerprint of the versions of all parts. None if there are no parts, or if one is damaged."""
         try:
             pointers_by_part = self.read_pointers_by_part()
         except DamagedPart:
@@ -540,6 +540,7 @@ class Table:
         Returns:
             Empty if the part is missing or damaged, and always in an object store.
         """
+        # In an object store, the first of two writers of a part wins. In a folder, the last does.
         if self.storage.first_wins or not self.has_part(part_name):
             return {}
 
@@ -897,9 +898,9 @@ class Lake:
                 Table(manifest.storage, manifest.table_name).flush_manifest(manifest)
 
     def apply_news(self, news: Iterable[News]) -> None:
-        """Apply what a worker process has reported: publish its parts, and note its new files of computed rows.
+        """Apply what a worker process has reported: publish or withdraw parts, and note new files of row stores.
 
-        The process that leads a step calls this, because workers do not write manifests themselves.
+        The process that leads a step calls this, because workers do not write manifests, the lists of parts.
 
         Raises:
             LostRace: In an object store, another run has published something else of the same part.

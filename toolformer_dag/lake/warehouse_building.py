@@ -79,7 +79,9 @@ class DeclaredWarehouse(Protocol):
     def build_record_rows(
         self, records_by_table: RecordsByTable, versions_by_source: Mapping[str, str]
     ) -> Mapping[str, pl.DataFrame]:
-        """Compute the rows that follow from the records of parts, not from their rows.
+        """Compute the rows of those tables that follow from the records of parts, not from their rows.
+
+        For example, the record of a part says how many texts were rejected, and which settings it was made with.
 
         Args:
             records_by_table: The records of the parts, by the name of the lake table.
@@ -360,10 +362,10 @@ def _collect_content(lake: Lake, declared_warehouse: DeclaredWarehouse) -> Conte
 def _compute_versions_by_shard(
     lake: Lake, declared_warehouse: DeclaredWarehouse, source_parts: Sequence["SourcePart"]
 ) -> dict[str, str]:
-    """Compute a version of each shard, which changes whenever the warehouse would show something else of it.
+    """Compute a version of each shard (a file of the corpus), to find out later which shards of the warehouse changed.
 
-    The version of a part's data leaves some columns out, such as costs. For tables that show these columns
-    (`tables_versioned_by_file`), the hashes of the files count too.
+    A part is what a lake table has of one shard. The version of a shard combines the versions of its parts in all
+    tables.
 
     Args:
         lake: The lake.
@@ -379,6 +381,7 @@ def _compute_versions_by_shard(
         data_version = _compute_shard_version(declared_warehouse, source_part.pointer)
         shard_versions.append([source_part.lake_table_name, data_version])
 
+    # A data version leaves out columns such as costs. For tables that show these, the hashes of the files count too.
     for source_part in _iter_source_parts(lake, declared_warehouse.tables_versioned_by_file):
         shard_versions = versions_by_shard.setdefault(source_part.part_name, [])
         file_hashes = _list_file_hashes(source_part.pointer)
@@ -398,7 +401,7 @@ def _collect_kept_place_versions(source_parts: Sequence["SourcePart"]) -> dict[s
 
 
 def _read_last_content(database_path: Path) -> Content | None:
-    """Read what the present file was built from.
+    """Read what the present warehouse file was built from, as its seal (a small file beside it) says.
 
     Returns:
         None if the file is missing or damaged, or if an earlier release built it.
@@ -461,10 +464,7 @@ def compute_warehouse_version(lake: Lake, declared_warehouse: DeclaredWarehouse)
 
 
 def _compute_source_versions(lake: Lake, declared_warehouse: DeclaredWarehouse) -> dict[str, str]:
-    """Compute a version of each lake table that is copied into the warehouse.
-
-    The version of a part's data leaves some columns out, such as costs. For tables that show these columns
-    (`tables_versioned_by_file`), the hashes of the files count too.
+    """Compute a version of each lake table that is copied into the warehouse, to find out later which tables changed.
 
     Returns:
         The versions by table name. SETTINGS_KEY has the version of columns, comments and views.
@@ -475,7 +475,8 @@ def _compute_source_versions(lake: Lake, declared_warehouse: DeclaredWarehouse) 
             lake_table = lake.get_table(source_name)
             version_by_source[source_name] = _compute_table_version(lake_table, declared_warehouse)
 
-    # Add the file hashes of each part to the version of its table, one part after the other.
+    # A data version leaves out columns such as costs. For tables that show these, the file hashes of each part are
+    # added to the version of the table, one part after the other.
     for source_part in _iter_source_parts(lake, declared_warehouse.tables_versioned_by_file):
         source_name = source_part.lake_table_name
         file_hashes = _list_file_hashes(source_part.pointer)
@@ -511,14 +512,14 @@ def _iter_source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator
 
 
 def _compute_table_version(lake_table: Table, declared_warehouse: DeclaredWarehouse) -> str:
-    """Compute a version of a lake table, which changes whenever the warehouse would show something else of it.
+    """Compute a version of a lake table, to find out later whether the warehouse would show something else of it.
 
     It covers settings, rows, rejections and thresholds. It is remembered until the table changes.
     """
 
     def compute_version() -> str:
-        """Fingerprint the settings and the version of each part. The pointer of a damaged part is None."""
-        pointers_by_part = _read_pointers_by_part(lake_table)
+        """Compute a fingerprint of the settings and of each part (mostly one per shard, a file of the corpus)."""
+        pointers_by_part = _read_pointers_by_part(lake_table)  # None for a damaged part
         version_by_part = {
             part_name: _compute_part_version(declared_warehouse, pointer)
             for part_name, pointer in pointers_by_part.items()
@@ -541,7 +542,9 @@ def _read_pointers_by_part(lake_table: Table) -> dict[str, Pointer | None]:
 
 
 def _compute_part_version(declared_warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
-    """Return a version of a part: it changes if its rows, its rejections or its shown settings change.
+    """Return a version of a part of a lake table, such as its rows of one shard (a file of the corpus).
+
+    It changes if the rows, the rejections or the shown settings of the part change.
 
     Returns:
         A list for a fingerprint, or None for a damaged part.
@@ -556,9 +559,12 @@ def _compute_part_version(declared_warehouse: DeclaredWarehouse, pointer: Pointe
 
 
 def _compute_shard_version(declared_warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
-    """Return a version of the part of a shard, or None for a damaged part.
+    """Return a version of a shard's part of a table, which changes if the warehouse would show something else of it.
 
     A part without rows and rejections has nothing to show, so that its settings do not count.
+
+    Returns:
+        A list for a fingerprint, or None for a damaged part.
     """
     if pointer is not None:
         is_empty = pointer.row_count == 0 and not pointer.record.get("rejections")
@@ -584,14 +590,17 @@ def _list_all_files(lake: Lake, tables: Sequence[WarehouseTable]) -> dict[str, l
 def _list_files_of_shards(
     lake: Lake, tables: Sequence[WarehouseTable], shards: Collection[str], copied_shards: Collection[str]
 ) -> dict[str, list[str]]:
-    """List the Parquet files of some shards, by table of the warehouse.
+    """List the Parquet files that have to be read to replace some shards (files of the corpus) in the warehouse.
 
     Args:
         lake: The lake.
         tables: The tables of the warehouse.
         shards: The shards to read.
-        copied_shards: Shards that the copy already has. They are left out for tables whose rows keep their
-            row numbers (`keeps_row_numbers`).
+        copied_shards: Shards that the copy of the present warehouse has already. Tables whose rows keep their row
+            numbers (`keeps_row_numbers`) do not read them again.
+
+    Returns:
+        The files by table of the warehouse.
     """
     files_by_table: dict[str, list[str]] = {}
     for table in tables:

@@ -53,7 +53,8 @@ class CallWarehouse:
     def _collect_table_declarations(self) -> dict[str, dict[str, object]]:
         """Return what declares each table, by its name: its columns, comments and queries.
 
-        A table with a score other than the paper's also has the SQL of that score.
+        If any of it changes, the warehouse file is built from nothing. A table with a score other than the paper's also
+        has the SQL of that score.
         """
         declaration_by_table: dict[str, dict[str, object]] = {}
         for table in (*self.tables, *RECORD_TABLES):
@@ -81,11 +82,16 @@ class CallWarehouse:
     def build_record_rows(
         self, records_by_table: RecordsByTable, versions_by_source: Mapping[str, str]
     ) -> dict[str, pl.DataFrame]:
-        """Return the rows of the tables that follow from records, by the name of the table.
+        """Return the rows of those tables that follow from records, not from the rows of the lake.
+
+        A record says what a part of a lake table was made from.
 
         Args:
             records_by_table: For each lake table, the records of its parts.
             versions_by_source: The data version of every source.
+
+        Returns:
+            The rows by the name of the table.
         """
         return build_record_rows(records_by_table, versions_by_source, self.tool_name_by_lane, self.shown_settings)
 

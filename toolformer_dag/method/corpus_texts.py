@@ -259,13 +259,12 @@ def iter_preference_pairs(
 ) -> Iterator[dict[str, Any]]:
     """Yield pairs of a better and a worse continuation of a text, for training with DPO.
 
-    There are two kinds of pairs:
-    - rejected_call: The kept call is better than a rejected one. After "It is",
-      " [Calculator(84 / 7) -> 12] 12 weeks" is chosen over " [Calculator(84 - 7) -> 77] 12 weeks".
-    - no_call: No call was kept, and the rejected one does harm. After "It is", " late" is chosen over
-      " [Calculator(1 + 1) -> 2] late".
+    The worse one has the least helpful call at its position. There are two kinds of pairs, such as these after "It is":
+    - rejected_call: " [Calculator(84 / 7) -> 12] 12 weeks", with the kept call, is better than
+      " [Calculator(84 - 7) -> 77] 12 weeks".
+    - no_call: Where no call was kept, " late" is better than " [Calculator(1 + 1) -> 2] late".
 
-    The rejected call is the least helpful one at its position. A position where several calls were kept gives no pair.
+    A position where several calls were kept gives no pair.
 
     Args:
         tau_f_by_lane: For each lane (a tool with its settings), the threshold of its filter: the least delta of a kept

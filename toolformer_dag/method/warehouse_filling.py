@@ -141,12 +141,10 @@ def _build_rows_query(
 ) -> str:
     """Build the SQL query that computes the rows of a table from Parquet files.
 
-    For most tables it is `WITH rows AS (FROM read_parquet([...])) SELECT`, where SELECT is the query that the
-    table declares (`table.select_sql`, such as "FROM rows"). There are two exceptions:
-    - For the scored calls (SCORED_CALLS_TABLE), it is the query with scores (`_build_query_with_scores`), which gives
-      each call a number in the column `row`.
-    - For other calls whose score is not the paper's (`table.score_sql_by_lane`), the query with scores takes the place
-      of read_parquet, without the column `row`.
+    For most tables it reads the files under the name `rows`, and goes on with the query that the table declares
+    (`table.select_sql`, such as "FROM rows"). Scores of calls are computed in two cases:
+    - The scored calls (SCORED_CALLS_TABLE) are those of `_build_query_with_scores`, numbered in the column `row`.
+    - Of other calls whose score is not the paper's (`table.score_sql_by_lane`), `rows` has the scores, and no numbers.
 
     Args:
         table: The table to fill.
@@ -172,8 +170,8 @@ def _build_query_with_scores(
     """Build the SQL query for the calls of a table, with the score of their lane as `delta` and a number as `row`.
 
     Args:
-        table: A table of calls. If it is a control's, a call has a row per swap, which is another result that the call
-            was scored with. What a call costs is then read from one of them only.
+        table: A table of calls: the real ones, or the control's. In a control, calls are scored with results of others
+            (swaps), a row each, and have the cost of the call with its true result.
         table_files: Its Parquet files.
         warehouse_tables: All tables of the warehouse. Some of them say what calls cost.
     """

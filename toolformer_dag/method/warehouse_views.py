@@ -66,10 +66,10 @@ def build_tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
 
 
 def _build_sampled_view(tables: Sequence[WarehouseTable]) -> str:
-    """Build the SQL of the view `sampled` (tool, input, source) over all tables of samples.
+    """Build the SQL of the view `sampled` (tool, input, source) over all tables of samples, the proposed calls.
 
-    Tables of chained calls have no column `source`. The view shows MODEL_SOURCE for them, because only the model
-    proposes such calls.
+    The column `source` says who proposed a call. Tables of chained calls (several in a row at one place) have no such
+    column, because only the model proposes these: the view shows MODEL_SOURCE for them.
     """
     select_queries = []
     for table in tables:
@@ -86,7 +86,8 @@ def _build_sampled_view(tables: Sequence[WarehouseTable]) -> str:
 def _build_control_statistics_view(tables: Sequence[WarehouseTable]) -> str:
     """Return the SQL of the view control_statistics, over the tables of all controls.
 
-    A control is a table of calls that were scored with other results, which cannot help.
+    A control is a table of calls that were scored with other results than their own. Since these cannot help, what the
+    filter would keep of them shows how much it keeps by chance.
     """
     control_names = [table.name for table in tables if has_swaps(table)]
     quoted_names = ", ".join(map(quote_sql, control_names))

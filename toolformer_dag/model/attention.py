@@ -92,6 +92,8 @@ class AttentionLayer:
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
     """Compute the softmax of scores over S keys and a sink, and drop the weight of the sink.
 
+    A sink is an extra key without a value. It takes a part of the weight, so those of the S keys sum to less than 1.
+
     Args:
         scores: [B, H, T, S]. With one query per sequence, they may be [B, G, R, S] instead, where the H heads in their
             order are cut into G groups of R.
@@ -296,7 +298,7 @@ class _Replacement:
     def build_attention_layer(
         self, module: Any, head_size: int, locality: Locality | None, options: Any
     ) -> AttentionLayer:
-        """Collect the parameters of a module's attention.
+        """Collect the parameters of a module's attention. Soft cap and sinks are None if its model ignores them.
 
         Args:
             module: The attention layer of transformers.
@@ -473,8 +475,8 @@ def _find_locality(mask_function: Callable[..., Tensor], local_size: int | None 
     transformers calls this to build the mask of a layer, and passes the result on to `_compute_attention`.
 
     Args:
-        mask_function: transformers' mask of the layer.
-        local_size: The tokens of the window or chunk.
+        mask_function: transformers' mask of the layer: `causal_mask_function` if it has neither.
+        local_size: The number of tokens of the window or chunk.
     """
     if mask_function is causal_mask_function:
         return None

@@ -49,7 +49,8 @@ def _draw_tokens_by_weight(token_weights: Tensor, sample_rows: Tensor, uniforms:
     weight_blocks = _split_into_blocks(token_weights)  # [B, blocks, BLOCK_SIZE]
     block_ends = weight_blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [B, blocks], cumulative weight at its end
 
-    # A sample draws the first token whose cumulative weight exceeds the sample's target.
+    # A sample draws the first token whose cumulative weight exceeds the sample's target. The target is its random
+    # number times the sum of all weights, which may be below 1.
     target_weights = uniforms * block_ends[sample_rows, -1]  # [S]
     block_indices = _find_target_blocks(block_ends[sample_rows], target_weights)  # [S]
 

@@ -64,26 +64,29 @@ class TextTokens:
         return int(token_indices[0])
 
     def find_call_place(self, text: str, char_offset: int) -> CallPlace | None:
-        """Find the place among the tokens at which a call stands if it is put before a character of the text.
+        """Find out which tokens a call stands between if it is put before a character of the text.
 
         White space around the character makes no difference.
+
+        Example:
+            In `is 215` with the tokens `is`, ` `, `215`, the characters 2 and 3 give CallPlace(char_offset=2,
+            sampling_token_index=1, position=2): the call is written and sampled before ` `, and judged from `215` on.
 
         Args:
             text: The text of these tokens.
             char_offset: The index of the character.
 
         Returns:
-            The place, or None if no token begins there, for example inside a word.
+            The place. None if no token begins there, for example inside a word, if only white space follows, or if the
+            character is outside the text.
         """
-        # Only these tokens may have a call before them.
+        # Tokens that begin inside a character are left out, because no call can stand before them.
         boundary_indices = np.flatnonzero(~self.starts_inside_character)
         place = find_call_place_at_offset(text, self.offsets[boundary_indices], char_offset)
         if place is None:
             return None
 
-        # `place` counts only the tokens in `boundary_indices`, but the result counts all tokens. The call is sampled
-        # before the first of the two tokens, which may be white space. It is judged from `position` on, the first token
-        # that is more than white space.
+        # `place` counts only the tokens in `boundary_indices`, but the result counts all tokens.
         return CallPlace(
             place.char_offset,
             sampling_token_index=int(boundary_indices[place.sampling_token_index]),
@@ -236,7 +239,10 @@ class Encoding:
         ]
 
     def _split_call_if_needed(self, call_text: str, unsplit_ids: list[int]) -> list[int]:
-        """Return the tokens of a call in such a way that they begin with `call_start_ids`, if possible.
+        """Return the tokens of a call so that they begin with those of ` [` (`call_start_ids`).
+
+        If the tokenizer joins the bracket with what follows, as in " [A", the call is cut after it and the pieces are
+        tokenized. If these would decode to another text, `unsplit_ids` are returned.
 
         Args:
             call_text: The call, with the model's markers.
@@ -260,7 +266,10 @@ class Encoding:
         ]
 
     def _split_text_if_needed(self, text: str, unsplit_tokens: TextTokens) -> TextTokens:
-        """Return the tokens of a text in such a way that no token spans a marker and the text beside it, if possible.
+        """Return the tokens of a text that may contain calls, so that the ` [` of a call has tokens of its own.
+
+        If a token such as " [A" spans more, the text is cut at its markers, and the pieces are tokenized. If these
+        pieces would decode to another text, `unsplit_tokens` are returned.
 
         Args:
             text: The text, with the model's markers.
@@ -273,9 +282,9 @@ class Encoding:
     def has_stable_text_tokens(self) -> bool:
         """Return whether the tokens of a text stay the same when ` [` or "Output: " is appended to it.
 
-        The anchor is a short text that comes before a piece while it is tokenized, so that the tokenizer adds no space
-        to the piece. Tokenizers that add none need no anchor (""), and for these the answer is True. For the others it
-        is tried with the anchor as the text.
+        If not, no call can be tokenized apart from its text, and the tokenizer cannot be used. This is only tried with
+        tokenizers that add a space before a first word. They have an anchor, such as "a", which is the text of the
+        trial. For others the answer is True.
         """
         if not self.anchor:
             return True
@@ -293,10 +302,10 @@ class Encoding:
         return self._can_append_call_start(self._anchor_ids, marker_ids)
 
     def decode_call_body(self, sampled_ids: Sequence[int]) -> str | None:
-        """Decode a sample to the text of its call, without the brackets.
+        """Cut the call out of what a model wrote after " [".
 
-        A "]" inside the call's input does not end the call. In the encoding `encoding_ending_before_results`, "->" ends
-        it, too. The model's own markers are replaced by the paper's.
+        A "]" within named arguments, as in 'W(city="a]")', is not its end. In `encoding_ending_before_results`, "->"
+        is an end as well. A model's own markers are replaced by the paper's: " [", " -> " and "]".
 
         Args:
             sampled_ids: The tokens after " [".
@@ -464,7 +473,7 @@ class Encoding:
         )
 
     def _iter_marks(self, text: str) -> Iterator[Mark]:
-        """Find the markers of calls that are tokenized apart from the text around them.
+        """Find the markers of calls (` [`, `->`, `]`) at which a text is cut before it is tokenized.
 
         Yields:
             The markers in order, and last an empty one at the end of the text.
@@ -480,10 +489,10 @@ class Encoding:
         yield Mark("", len(text))
 
     def _encode_after_marker(self, text: str) -> TextTokens:
-        """Tokenize a text that follows a marker such as ` [`, without the space that a first word may get.
+        """Tokenize the text after a marker such as ` [`, without the space that some tokenizers add to a first word.
 
-        Tokenizers that add such a space have an `anchor`. The text is then tokenized after another short text, the
-        first of NAME_ANCHORS that shares no token with it.
+        These have an `anchor`. For them the text is tokenized after another short text, whose tokens are then cut off:
+        the first of NAME_ANCHORS that has no token in common with it. If there is none, the space stays.
         """
         if self.anchor:  # the tokenizer adds a space before a first word
             for anchor in NAME_ANCHORS:
@@ -495,7 +504,9 @@ class Encoding:
         return tokens_without_anchor
 
     def _encode_after_anchor(self, text: str, *, anchor: str) -> TextTokens | None:
-        """Tokenize a text after another text, the anchor, and cut off the anchor's tokens.
+        """Tokenize a text as it stands inside a sequence, without a space that a tokenizer adds to its first word.
+
+        For this it is tokenized after another text, the anchor, whose tokens are then cut off.
 
         Returns:
             The tokens of the text, or None if a token spans anchor and text.
@@ -560,11 +571,15 @@ def _list_completing_token_ids(marker: str, token_texts: Sequence[str]) -> list[
 
 
 def _encode_added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]:
-    """Find the markers of calls that are added tokens of the tokenizer, and return the tokens of each by marker."""
+    """Find the markers of calls that are added tokens of the tokenizer, and return the tokens of each by marker.
+
+    An added token is a word that was put into the vocabulary as a whole. The paper's markers mostly are none: ` [` is
+    ordinary text, and then the result is empty.
+    """
     added_vocabulary = tokenizer.get_added_vocab()
 
     ids_by_marker = {}
-    for _, marker in markers:
+    for _, marker in markers:  # pairs of a setting's name and its marker, such as ("begin", " [")
         if marker.strip() in added_vocabulary:
             encoded = tokenizer(marker, add_special_tokens=False, split_special_tokens=False)
             ids_by_marker[marker] = encoded.input_ids
@@ -572,7 +587,7 @@ def _encode_added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, lis
 
 
 def _list_leading_special_tokens(tokenizer: Any) -> list[int]:
-    """List the tokens that the tokenizer puts before a text, such as BOS."""
+    """List the tokens that the tokenizer puts before a text, such as [1] for a tokenizer whose BOS is token 1."""
     text_ids = tokenizer("a", add_special_tokens=False).input_ids
     all_ids = tokenizer("a").input_ids
 
@@ -632,9 +647,10 @@ def _compute_previous_ends(token_ends: NDArray[np.int32]) -> NDArray[np.int32]:
 def _move_ends_after_accents(
     text: str, token_starts: NDArray[np.int32], previous_ends: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Move each of `previous_ends` behind the accents that follow there without a token of their own.
+    """Move each of `previous_ends` behind the accents that the tokenizer dropped there.
 
-    A tokenizer that merges accents into letters (NFC) drops them. They belong to the letter before them.
+    A tokenizer that merges accents into letters (NFC) may report only the letter as the characters of a token. The
+    accents belong to this letter, not to the next token: in "e", accent, "a", the first token ends at 2 instead of 1.
 
     Args:
         text: The text.
@@ -645,7 +661,7 @@ def _move_ends_after_accents(
         A changed copy of `previous_ends`.
     """
     moved_ends = previous_ends.copy()
-    # Only before these tokens did the tokenizer drop characters.
+    # Before these tokens there is a gap, in which the tokenizer dropped characters.
     for token_index in np.flatnonzero(previous_ends < token_starts):
         gap_start = int(previous_ends[token_index])
         gap_end = int(token_starts[token_index])

@@ -116,8 +116,8 @@ class Engine:
     ) -> list[PendingProposal]:
         """Prepare a proposal for each request, before the model runs.
 
-        A proposal for which the model cannot run gets the reason. The others get the probabilities that their request
-        has stored, if any.
+        A proposal for which the model cannot run gets the reason. The others get the probabilities that a call begins
+        before each token, if their request has stored them.
 
         Args:
             requests: The texts, with what is already known of their proposals.
@@ -141,7 +141,7 @@ class Engine:
     def _build_proposal(
         self, request: ProposalRequest, text_tokens: TextTokens, selection: Selection
     ) -> PendingProposal:
-        """Build the proposal of a request as it is before the model runs.
+        """Build the proposal of a request (calls that the model suggests for a text) as it is before the model runs.
 
         The model reads the prompt, the text, "Output:" and the text again. A call may begin before each token of this
         second copy. In a chain of calls there is only one place for the next call, right after the earlier calls.
@@ -189,9 +189,9 @@ class Engine:
     def _run_proposals(
         self, prompt_ids: list[int], proposals: Sequence[PendingProposal], ends: Ends, sampling: SamplingSettings
     ) -> None:
-        """Run the model for the proposals that need it, and fill in their samples.
+        """Run the model for the proposals that need it, and fill in their samples: the calls that it writes.
 
-        Their probabilities of a call before each token are filled in too, unless they were stored.
+        The probabilities that a call begins before each token are filled in too, unless they were stored.
 
         Args:
             prompt_ids: The tokens before each text.
@@ -336,9 +336,10 @@ class Engine:
 
 
 def _apply_stored_probabilities(proposal: PendingProposal) -> None:
-    """Fill in the probabilities of a proposal that its request has stored, and list the samples that are missing.
+    """Fill in the stored probabilities that a call begins before each token, and list the samples that are missing.
 
-    A missing sample is not stored and has to be drawn. If no probabilities are stored, nothing changes.
+    A sample is a call that the model writes at such a place. One that is missing has to be drawn. If the request has no
+    stored probabilities, nothing changes.
 
     Raises:
         ValueError: There is not one probability for each token before which a call may begin.

@@ -22,7 +22,7 @@ class GreedyBatch:
     """
 
     def __init__(self, backbone: Backbone, branches: Branches, features: Tensor) -> None:
-        """Begin with sequences that already ran through the model.
+        """Begin with sequences that already ran through the model, and compute the logits of their next tokens.
 
         Args:
             backbone: The model.

@@ -622,19 +622,17 @@ def _choose_dtype(model_settings: ModelSettings, other_model_name: str | None, d
 
 
 def _choose_dtype_name(model_settings: ModelSettings, *, is_other_model: bool) -> str:
-    """Choose the name of the data type by the settings, or if they say `auto`, by the files of the settings' model.
-
-    If they say `auto` and the settings' model has a hub id instead of a folder, the name is "auto" for this model
-    itself. For another model, it is then the data type in the config of the settings' model, or float32 without one.
+    """Choose the name of the data type in which the settings' model, or another one that goes with it, is loaded.
 
     Args:
-        model_settings: The settings.
-        is_other_model: Whether another model is loaded, which gets the data type of the settings' model.
+        model_settings: The settings. If they say `auto`, the data type is that of the files of their model.
+        is_other_model: Whether another model is loaded, such as a checkpoint. It gets the same data type.
 
     Returns:
-        The name, such as "float32" or "auto".
+        The name, such as "float32". It is "auto" for a settings' model that has a hub id instead of a folder.
     """
     dtype_name = read_model_dtype(model_settings)
+    # "auto" would load the other model in the data type of its own files.
     if dtype_name == "auto" and is_other_model:
         config = load_config(model_settings)
         return _format_dtype(config.dtype or torch.float32)

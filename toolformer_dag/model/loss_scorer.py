@@ -242,17 +242,17 @@ class LossScorer:
         return needed_by_scored_text
 
     def _build_token_query(self, scored_text: ScoredText, needed_tokens: NeededTokens) -> TokenQuery:
-        """Build the query to the backend for log p of some tokens of a text.
+        """Build the question to the model's backend: how likely (log p) are some tokens of a text?
 
         The model predicts each of them from BOS, what stands before the text, and the earlier tokens of the text.
 
         Args:
-            scored_text: The text, and what stands before it.
-            needed_tokens: The indices of the tokens, and the loss for which they are needed.
+            scored_text: The text, and what stands before it: nothing, a call, or a call with its result.
+            needed_tokens: The indices of the tokens in the text, and the loss for which they are needed.
         """
         text_ids = self.tokens_by_text[scored_text.text].token_ids
         return TokenQuery(
-            needed_tokens.loss_kind,  # the tokens that run are counted under it
+            needed_tokens.loss_kind,  # under it, the backend counts the tokens that it runs through the model
             prefix_ids=self.encoding.bos_ids + self.token_ids_by_prefix[scored_text.prefix],
             text_ids=text_ids,
             query_positions=needed_tokens.token_indices,
@@ -281,7 +281,10 @@ class LossScorer:
         return [request for request in self.requests if self._fits_context(request)]
 
     def _fits_context(self, request: LossRequest) -> bool:
-        """Return whether the call with its result, and the text up to the last scored token, fit into the context.
+        """Return whether the model's context is long enough to compute every loss of a request.
+
+        The longest sequence is that of L(call with result): BOS, the call with its result, and the text up to the last
+        scored token.
 
         Raises:
             ValueError: The position is outside the text.

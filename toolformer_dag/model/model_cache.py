@@ -255,7 +255,10 @@ class ModelCache:
         return torch.cat(features_by_pass, 1)
 
     def _choose_columns_per_pass(self, new_column_count: int, state_interval: int | None) -> int:
-        """Choose how many of `new_column_count` new columns run in one pass."""
+        """Choose how many of `new_column_count` new columns run in one pass. A column has one token of each row.
+
+        If states of linear attention are stored every `state_interval` columns, a pass has no more columns than that.
+        """
         # After cached tokens, some models can run only one token at a time.
         can_run_several = self.cache_use.can_run_chunks or self.column_count == 0
         columns_per_pass = new_column_count if can_run_several else 1
@@ -664,10 +667,11 @@ class ModelCacheTexts:
         return _join_rows(features_by_group)  # pads all groups to the length of the longest text
 
     def _run_stored_texts(self, slots: Sequence[int]) -> Tensor:
-        """Run the texts in these slots together after the prompt, and store in which row each is cached.
+        """Run the texts in these slots (numbers of cached texts) together after the prompt.
 
-        States of linear attention are stored before the texts and after every STATE_INTERVAL tokens, so that branches
-        (continuations of texts) can start there.
+        `cached_rows_by_slot` gets the row of a new cache that holds each text. States of linear attention are stored
+        before the texts and after every STATE_INTERVAL tokens, so that branches (continuations of texts) can start
+        there.
 
         Returns:
             The features of the texts, [slots, T, F].
@@ -902,8 +906,8 @@ class ModelCacheBranches:
         features = cache.run_sequences(token_sequences)  # [sequences, T, F]
         last_token_indices = [length - 1 for length in cache.row_lengths]
 
-        # This may be stricter than `prompt.cache_use`: padding on the right, which only this first pass needs, would
-        # get into states of linear attention.
+        # Sequences of different lengths run together only in a model without states of linear attention, because the
+        # padding on the right would get into the states. `prompt.cache_use` allows it for padding on the left.
         lengths_may_differ = self._choose_sequence_cache_use().batching == "any"
         if lengths_may_differ:
             # Move padding to the left, so that the next token of every sequence belongs into the next column.
@@ -913,7 +917,9 @@ class ModelCacheBranches:
         return features[rows, last_token_indices]
 
     def run_next_tokens(self, token_ids: Tensor) -> Tensor:
-        """Append one token to each branch, and run these tokens, one group of branches after the other.
+        """Run one step: append one token to each branch (continuation of a text), and run these tokens.
+
+        It also sets `last_step_token_count`.
 
         Args:
             token_ids: The next token of each branch, [B].
@@ -921,11 +927,11 @@ class ModelCacheBranches:
         Returns:
             The features (last hidden states) of the new tokens, [B, F].
         """
-        features_by_group = torch.cat([group.run_next_tokens(token_ids) for group in self.branch_groups])  # [B, F]
+        # [B, F], the rows of one group of branches after those of the other.
+        features_by_group = torch.cat([group.run_next_tokens(token_ids) for group in self.branch_groups])
 
         tokens_of_groups = sum(group.step_token_count for group in self.branch_groups)
-        # Texts that new branches continue may have run again in part, because their states are not stored after every
-        # token. These tokens are counted with the first step after that.
+        # `start_branches` may have run some tokens of texts again. They are counted with the first step after it.
         self.last_step_token_count = tokens_of_groups + self._rerun_token_count
         self._rerun_token_count = 0
 

@@ -154,7 +154,8 @@ class OpenSamples:
     def _open_samples_of_text(self, started_text: StartedText) -> None:
         """Add the samples of a text to the open ones, and a branch for each of its points.
 
-        The first token that these branches run is the first one of " [".
+        A point is a position at which calls are sampled. Its branch has run no token of its own yet, and begins with
+        the first token of " [", which begins a call.
         """
         new_samples = self._build_sample_records(started_text)
         new_branch_count = len(started_text.sample_points)
@@ -166,7 +167,14 @@ class OpenSamples:
         self.length_by_branch = np.r_[self.length_by_branch, np.zeros_like(first_tokens)]
 
     def _build_sample_records(self, started_text: StartedText) -> NDArray[np.void]:
-        """Build the records of a text's samples, point by point. The samples of a point share a new branch."""
+        """Build the records of a text's samples, point by point. A point is a position at which calls are sampled.
+
+        The samples of a point share a new branch (a continuation of the text with its own cached keys).
+
+        Example:
+            If a text has two points with 2 and 1 samples, and there are 5 branches, the samples 0, 1 and 2 get the
+            branches 5, 5 and 6.
+        """
         samples_per_point = [len(point.uniforms) for point in started_text.sample_points]
         first_new_branch = len(self.next_token_by_branch)
         point_of_sample = np.repeat(np.arange(len(started_text.sample_points)), samples_per_point)
@@ -179,7 +187,11 @@ class OpenSamples:
         return samples
 
     def advance_samples(self) -> None:
-        """Run the next token of every branch, choose the next token of every sample, and close the samples that end."""
+        """Run the next token of every branch, choose the next token of every sample, and close the samples that end.
+
+        A branch is a continuation of a text, shared by the samples with the same tokens. There are R branches and S
+        open samples. F is the size of a hidden state.
+        """
         token_ids = create_tensor(self.next_token_by_branch, self.backbone.device)  # [R]
         features = self.branches.run_next_tokens(token_ids)  # [R, F]
         self.length_by_branch += 1
@@ -331,10 +343,12 @@ class NewBranches(NamedTuple):
     def from_samples(cls, old_branch_by_sample: Int64Array, token_by_sample: Int64Array) -> "NewBranches":
         """Make a new branch for each distinct pair of a sample's old branch and its next token.
 
-        As many branches as possible keep their number, because the cache of these need not be copied.
+        A branch is a cached continuation of a text, shared by the samples with the same tokens. As many branches as
+        possible keep their number, because the cache of these need not be copied.
 
         Example:
-            The comments show the arrays for four samples with branches [0, 0, 0, 1] and tokens [7, 9, 7, 5].
+            Four samples have the branches [0, 0, 0, 1] and get the tokens [7, 9, 7, 5]. Afterwards they have the
+            branches [0, 2, 0, 1]: the second one has left branch 0. Comments show the arrays in between.
 
         Args:
             old_branch_by_sample: The old branch of each sample, [S].

@@ -110,14 +110,14 @@ class PendingProposal:
     def build_token_text(self) -> TokenText:
         """Build the text in the form in which it is passed to the backend, which runs the model.
 
-        If the probabilities of a call at the positions are not stored, the backend computes them all and passes them to
-        `choose_points`, which returns where to draw samples. If they are stored, `place_count` is 0. Then
-        `choose_points` gets an empty array, and returns the points of the missing samples.
+        The backend computes the probability of a call at each position, and passes them to `choose_points`, which
+        returns where to draw samples. If an earlier run has stored the probabilities, none are computed
+        (`place_count` is 0), and `choose_points` gets an empty array.
         """
         needs_probabilities = self.probabilities is None
         return TokenText(
-            # The model predicts what comes at a position from the tokens before it. So the token at the last position
-            # is not needed, which is the last one of all or, if p_i are stored, an earlier one.
+            # The model predicts what comes at a position from the tokens before it. So it reads no further than to the
+            # last position at which something is wanted, without the token there.
             token_ids=self.ids_before_candidates + self.candidate_tokens.token_ids[: self._last_position],
             first_place=len(self.ids_before_candidates),
             place_count=len(self.candidate_tokens.token_ids) if needs_probabilities else 0,
@@ -136,16 +136,17 @@ class PendingProposal:
         return max(position for position, _ in self.missing_samples)
 
     def choose_points(self, probabilities: NDArray[np.float32]) -> list[SamplePoint]:
-        """Choose the points of the text at which samples are to be drawn.
+        """Choose the points of the text at which samples of calls are to be drawn.
 
-        The backend calls this while it runs the model.
+        The backend calls this as soon as the model has computed the probabilities, and again if memory runs out. The
+        second call has the same effect. `probabilities` and `missing_samples` of this object are set.
 
         Args:
-            probabilities: The probability of a call before each of the n candidate tokens, [n]. Empty if an earlier
-                run stored them, because then `missing_samples` has been set from these.
+            probabilities: The probability of a call before each of the n tokens of `candidate_tokens`, [n]. Empty if an
+                earlier run stored them. Then nothing is set, because both attributes were set from the stored ones.
 
         Returns:
-            The points. A second call with the same probabilities has the same effect.
+            A point for each position with missing samples.
         """
         if len(probabilities):
             self._store_probabilities(probabilities)

@@ -46,6 +46,9 @@ class PrefixTree:
     def add_sequence(self, sequence_ids: Sequence[int], shared_nodes: Sequence[int]) -> list[int]:
         """Add a sequence of tokens to the tree.
 
+        Example:
+            After [5, 6], whose nodes are 0 and 1, `add_sequence([5, 7], [0])` adds node 2 and returns [0, 2].
+
         Args:
             sequence_ids: The tokens.
             shared_nodes: The nodes of its first tokens, which the tree already has.
@@ -105,6 +108,9 @@ class Forest:
 
     def __init__(self, token_sequences: Sequence[Sequence[int]]) -> None:
         """Merge sequences of tokens into trees, in which they share the nodes of their common beginnings.
+
+        Example:
+            [5, 6] and [5, 7] become a tree of three nodes with the tokens 5, 6 and 7.
 
         Args:
             token_sequences: The sequences in lexicographic order. Each is compared only with the one before, which
@@ -373,14 +379,14 @@ class TreePass:
         self.node_rows, self.node_columns = create_tensor(cells, device).T
 
     def run_trees(self, backbone: Backbone, passes_by_layer: PassesByLayer) -> Tensor:
-        """Run the trees through the model.
+        """Run the trees through the model in one pass. Each tree is a row, padded to the width of the largest one.
 
         Args:
             backbone: The model.
-            passes_by_layer: Gets the keys and values of the nodes appended, for each layer.
+            passes_by_layer: By layer, a list to which this pass adds the keys and values of its nodes.
 
         Returns:
-            The features of all nodes, tree by tree, [nodes, F].
+            The features (last hidden states) of all nodes without the padding, tree by tree, [nodes, F].
         """
         visibility = self._build_visibility(backbone.model.dtype)
         tree_attention = _TreeAttention(self.node_rows, self.node_columns, visibility, passes_by_layer)
@@ -493,8 +499,8 @@ class _TreeAttention:
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Compute the attention of each node to itself and the nodes above it, and store its key and value.
 
-        Queries, keys, values and the output are [trees, heads, width, D]: each tree of the pass is a row, padded to
-        `width` nodes.
+        They are stored in `passes_by_layer`, for the texts that run later after these prefixes. Queries, keys, values
+        and the output are [trees, heads, width, D]: each tree of the pass is a row, padded to `width` nodes.
         """
         # Take out the nodes, without padding, by the row and the column of each.
         node_keys = keys[self.node_rows, :, self.node_columns]  # [nodes, H_kv, D]
@@ -521,7 +527,10 @@ class _TextAttention:
     visibility: Visibility
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Compute the attention of the tokens of B texts to their prefixes and texts.
+        """Compute the attention of B texts: each token sees the prefix of its text, and the text up to itself.
+
+        The prefixes have run before, so their keys and values are taken from the cache and put before those of the
+        texts.
 
         Args:
             layer: The layer that calls this.
@@ -532,6 +541,7 @@ class _TextAttention:
         Returns:
             The attended values, [B, H, T, D].
         """
+        # `prefix_nodes`, [B, N], has the numbers of the cached tokens of each text's prefix.
         cached = self.keys_and_values_by_layer[layer.index]
         prefix_keys = cached.keys[self.prefix_nodes].transpose(1, 2)  # [B, H_kv, N, D]
         prefix_values = cached.values[self.prefix_nodes].transpose(1, 2)

@@ -108,10 +108,10 @@ class ProposalBatch:
         }
 
     def _start_waiting_texts(self) -> None:
-        """Start as many waiting texts as fit into the caches.
+        """Start as many waiting texts as fit into the caches, which removes them from `waiting_indices`.
 
-        If they are too few to be worth a pass of the model, none start yet. But if there are no open samples to go on
-        with, any number is enough.
+        To start them takes a pass of the model. If they are too few to be worth it, none start yet, unless there are no
+        open samples to go on with.
         """
         free_slots = self._list_free_slots()
         fitting_count = min(len(free_slots), self._count_texts_with_room_for_branches(), len(self.waiting_indices))
@@ -137,9 +137,10 @@ class ProposalBatch:
         return free_branches // self.max_samples_per_text
 
     def _start_texts(self, slots: Sequence[int], text_indices: Sequence[int]) -> None:
-        """Run some texts through the model, and open samples at the points that each text chooses.
+        """Run some texts through the model, choose where calls are to be sampled in them, and begin to sample.
 
-        A text chooses by the probabilities of " [", with which a call begins, at its places.
+        A text chooses these points by how probable " [", with which a call begins, is at each of its places. This
+        fills `slot_by_text_index`, and the new samples are added to `open_samples`.
 
         Args:
             slots: For each text, the row of the cache in which its keys are kept.
@@ -255,7 +256,8 @@ class ProposalBatch:
 
         self.token_counts.passes += 1
         for text in texts:
-            # A text without places has known probabilities, and runs only so that samples can be drawn after it.
+            # Tokens are counted by what they are run for. At its places, a text may get calls, and their probabilities
+            # are computed. A text without places has known ones, and runs only so that samples can be drawn after it.
             count_field = "positions" if text.place_count else "samples"
             self.token_counts.add_tokens(count_field, self.cached_texts.count_tokens_to_run(text.token_ids))
         return PassFeatures(hidden_states, first_token_index)
@@ -273,13 +275,15 @@ class ProposalBatch:
 
         place_features = pass_features.select_place_features(texts)  # [places of all texts, F]
         probabilities = self._compute_token_probabilities(place_features, self.call_start_ids[0])
+
+        # All places are in one array, text after text. Cut it at the end of each text but the last.
         text_ends = np.cumsum([text.place_count for text in texts])
         return np.split(probabilities, text_ends[:-1])
 
     def _compute_joint_probabilities(
         self, first_token_probabilities: Probabilities, *, slot: int, token_count_before: int
     ) -> Probabilities:
-        """Compute the probability of all tokens of " [" at N consecutive places of a text.
+        """Compute the probability that " [", of several tokens, stands at each of N neighboring places of a text.
 
         Args:
             first_token_probabilities: The probability of the first token of " [" at these places, [N].

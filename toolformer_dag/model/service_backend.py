@@ -72,7 +72,9 @@ class ServedSample:
     drawn_ids: list[int] = field(default_factory=list)
 
     def build_request(self, stop_token_ids: Sequence[int], sampling: SamplingSettings) -> TokenRequest:
-        """Build the request for the tokens that are not drawn yet.
+        """Build the request to the engine for the tokens of the sample that are not drawn yet.
+
+        One random number decides each token, so as many tokens can be drawn as numbers of `uniforms` are unused.
 
         Args:
             stop_token_ids: The tokens after which the engine stops. If it draws none of them, it uses up the random
@@ -147,8 +149,8 @@ class ServiceBackend:
     ) -> list[list[list[int]]]:
         """Sample calls in texts, at the places that each text chooses.
 
-        A text chooses by the probability of ` [`, with which a call begins, at each place where a call may begin. All
-        texts are in flight at once.
+        A text chooses by the probability of ` [`, with which a call begins, at each place where a call may begin. The
+        engine gets the requests of all texts together.
 
         Args:
             prompt_ids: The tokens before each text.
@@ -441,10 +443,10 @@ class ServiceRow:
         self.written_ahead = [WrittenAhead(token_id, {token_id: 0.0}) for token_id in token_ids]
 
     def count_tokens_to_continue(self, context_length: int) -> int:
-        """Count the tokens that the engine should write ahead now.
+        """Count the tokens that the engine should write ahead now: before the caller has chosen any of them.
 
-        These are TOKENS_WRITTEN_AHEAD, but fewer at the end of the context, and none within a call or if some tokens
-        are still written ahead.
+        These are TOKENS_WRITTEN_AHEAD, but fewer at the end of the context, and none within a call or if tokens that
+        were written ahead are left.
         """
         if self.written_ahead or self.is_in_call:
             return 0
@@ -528,7 +530,9 @@ class ServiceRows:
         return log_p if log_p >= least_scored_log_p else None
 
     def compute_sequence_rank(self, row_index: int, token_ids: Sequence[int]) -> int:
-        """Count the single tokens, except `token_ids[0]`, that are more likely than the whole sequence `token_ids`.
+        """Count the next tokens that are more likely than a sequence of several, such as those of ` [`.
+
+        The probability of the sequence is the product of its tokens' probabilities. Its own first token is not counted.
 
         Returns:
             The number of tokens, or UNSCORED_RANK if the engine may have left out some of them.
@@ -550,6 +554,7 @@ class ServiceRows:
         if known_log_p is not None and len(token_ids) == 1:
             return known_log_p
 
+        # The engine writes the tokens after the row. Without a field to count in, they are not counted.
         text = ForcedText(self._rows[row_index].token_ids, token_ids=token_ids, scored_ids=token_ids)
         [scores_of_tokens] = self._backend.score_forced_texts([], [text])
         return sum(scores[token] for scores, token in zip(scores_of_tokens, token_ids, strict=True))
@@ -578,9 +583,9 @@ class ServiceRows:
             [row.best_permitted_id] = answer.tokens
 
     def _write_calls(self, call_forms_by_row: Mapping[int, CallForm]) -> None:
-        """Let the engine write the calls that begin in some rows, each in one request, and store them as written ahead.
+        """Let the engine write the calls that begin in some rows, each as a whole, in one request under its grammar.
 
-        Tokens are written ahead if the engine writes them after a row before the caller chooses them.
+        Each row stores the tokens of its call as written ahead: before the caller has chosen them.
 
         Args:
             call_forms_by_row: For each of these rows, by its index, the grammar and the most tokens of the call. If the
@@ -593,7 +598,8 @@ class ServiceRows:
         for call, answer in zip(calls, answers, strict=True):
             call.row.set_written_call(answer.tokens)
 
-        # A call with its most tokens may be cut off. Then the scores of its tokens tell where its input ends best.
+        # A call that has as many tokens as it may have was perhaps cut off. Then the scores of its tokens, which are
+        # only computed for such calls, tell where its input ends best.
         self._score_written_calls([call.row for call in calls if call.is_call_cut])
 
     def _score_written_calls(self, rows: Sequence[ServiceRow]) -> None:
@@ -606,10 +612,11 @@ class ServiceRows:
         self._write_ahead(rows, requests)
 
     def _continue_rows(self) -> None:
-        """Let the engine write the likeliest next tokens of each row ahead, and store them with their scores.
+        """Let the engine write the likeliest next tokens of each row that has none in store, and store them.
 
-        Nothing is written in rows within a call, and in rows that still have tokens ahead. For the others several
-        tokens are requested at once, because the caller mostly chooses the likeliest ones too.
+        The tokens are written ahead: before the caller has chosen them. It mostly chooses the likeliest ones too, so
+        one request for several tokens saves many. The stored scores show what else it may choose. Rows within a call
+        get nothing here, because `_write_calls` writes calls.
         """
         rows = []
         requests = []
@@ -722,7 +729,10 @@ def _list_tokens_to_write(query: TokenQuery) -> list[int]:
 
 
 def _collect_unwritten_tokens(query: TokenQuery, written_ids: Sequence[int]) -> set[int]:
-    """Collect the tokens whose log p a query wants at a place where another token is written.
+    """Collect the tokens whose log p a query wants at a place where the engine writes another token.
+
+    The engine has to be asked for their log p, while it returns that of the written tokens anyway. If 6 and 7 are
+    written at places where the query wants [6] and [7, 9], these are {9}.
 
     Args:
         query: The places, and the tokens wanted at each.

@@ -535,7 +535,7 @@ class CachedBranches:
         return len(self.branches)
 
     def start_branches(self, slots: Sequence[int], token_counts_before: Sequence[int]) -> None:
-        """Start branches, which continue cached texts. They have no tokens of their own yet.
+        """Add branches, each of which continues the beginning of a cached text. They have no tokens of their own yet.
 
         Args:
             slots: For each new branch, the slot (row of the cache) of the text that it continues.
@@ -576,7 +576,9 @@ class CachedBranches:
         return features[text_indices, last_token_indices]
 
     def _allocate_slots(self, text_count: int, max_text_tokens: int) -> list[int]:
-        """Choose slots for new texts that no branch uses, and enlarge the caches where they may be too small.
+        """Choose free slots (rows of the cache of texts) for new texts, and enlarge the caches that are too small.
+
+        The cache of branches gets room for one more branch per new text, too.
 
         Args:
             text_count: The number of slots that are needed.
@@ -586,7 +588,7 @@ class CachedBranches:
         # Each used slot has a branch or more, so with so many slots at least `text_count` are free.
         self.cached_texts.enlarge(min_slots=self.branch_count + text_count, min_text_tokens=max_text_tokens)
 
-        # As many rows for branches as there are slots for texts. Length 0 means that rows do not get longer.
+        # There are at least as many slots as old and new branches. Length 0 means that rows do not get longer.
         for layer_number, cache in self.caches_by_layer.items():
             self.caches_by_layer[layer_number] = cache.enlarge(min_rows=self.cached_texts.slot_count, min_tokens=0)
 
@@ -635,7 +637,10 @@ class CachedBranches:
         self._set_branches(branches, branch_lengths)
 
     def _copy_moved_rows(self, source_rows: Sequence[int]) -> None:
-        """Copy row `source_rows[b]` of the caches to row b, for every b whose row changes."""
+        """Copy row `source_rows[b]` of the caches to row b, for every b whose row changes.
+
+        With [0, 2, 1], rows 1 and 2 change places. With [2, 2], row 2 is copied to rows 0 and 1.
+        """
         moved_rows = [(new_row, old_row) for new_row, old_row in enumerate(source_rows) if new_row != old_row]
         if not moved_rows:
             return
@@ -660,7 +665,7 @@ class CachedBranches:
         return copied_branch
 
     def _set_branches(self, branches: list[Branch], branch_lengths: list[int]) -> None:
-        """Replace the branches, and update `open_texts` and `step_tensors`, which follow from them.
+        """Replace the branches, and with them `open_texts` (whose keys the steps read) and `step_tensors`.
 
         Args:
             branches: The new branches, which may be none.
@@ -677,14 +682,12 @@ class CachedBranches:
         self.step_tensors = self._build_step_tensors()  # reads `self.branches` and `self.open_texts`
 
     def _build_step_tensors(self) -> StepTensors:
-        """Build the tensors that stay the same in all steps of the present branches.
+        """Build the tensors that stay the same in all steps of the present branches (continuations of cached texts).
 
         For example, after a prompt of 10 tokens, two branches that continue the first 3 and the first 8 tokens of
-        a text start at positions [[13], [18]]. The positions of prompt and text are then 0 to 17.
-
-        `open_texts` holds the texts whose keys the steps read: those that the branches continue, and perhaps others. Of
-        each text, at least as many tokens are read as the branches need, which are 8 in the example.
+        a text start at positions [[13], [18]]. Of the prompt and the text, the positions 0 to 17 are read then.
         """
+        # `open_texts` has the texts whose keys the steps read, and the number of tokens that are read of each.
         prompt_length = self.cached_texts.cached_prompt.token_count
         slots = [branch.slot for branch in self.branches]
         starts = [prompt_length + branch.token_count_before for branch in self.branches]  # positions
@@ -698,10 +701,10 @@ class CachedBranches:
         )
 
     def _choose_open_texts(self, slots: set[int], token_count: int) -> OpenTexts:
-        """Choose the cached texts whose keys the next steps read: the needed ones, and perhaps others.
+        """Choose the open texts, the cached texts whose keys the next steps read: the needed ones, perhaps with others.
 
-        The needed texts can be read alone only after their keys are copied. Texts that can be read without a further
-        copy are those that are open now, and all texts of the cache together. The first of these three is chosen:
+        To read others with them takes time at every step, but saves the copy that is made of keys to read the needed
+        texts alone. The first of these three is chosen:
 
         1. the texts that are open now, if they have the needed ones and more than half of them are needed
         2. all texts of the cache, if more than half of its slots are needed
@@ -865,17 +868,21 @@ class _VisibleParts:
         return torch.cat([prompt_scores, text_scores, branch_scores], -1)
 
     def compute_weighted_sum(self, weights: Tensor) -> Tensor:
-        """Add up all visible values, each multiplied by its weight.
+        """Compute the output of attention: the sum of all visible values, each multiplied by its weight.
+
+        It is `weights @ values` for the values of prompt, text and branch in a row, which are stored in three parts.
 
         Args:
-            weights: The weights of all keys for each query, [B, H_kv, R, prompt + text + longest].
+            weights: The attention weights, [B, H_kv, R, prompt + text + longest]: for each of B branches and H_kv heads
+                of keys, R query heads that share these keys.
 
         Returns:
-            The sums, [B, H_kv, R, D].
+            The sums, [B, H_kv, R, D], with D numbers per value.
         """
         part_lengths = [part.keys.shape[2] for part in (self.prompt_cache, self.text_cache, self.branch_cache)]
         prompt_weights, text_weights, branch_weights = torch.split(weights, part_lengths, -1)
 
+        # The table multiplies the values of each text once for all branches that continue the text.
         weighted_sum = self.branch_table.multiply_matrices(text_weights, self.text_cache.values, self.head_indices)
         weighted_sum = weighted_sum + _multiply_by_common_matrix(prompt_weights, self.prompt_cache.values)
         weighted_sum += branch_weights @ self.branch_cache.values

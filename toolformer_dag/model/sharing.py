@@ -47,7 +47,9 @@ class Sharing:
     cache_use: CacheUse | None = None
 
     def run_prompt(self, backbone: Backbone, prompt_ids: Sequence[int]) -> "Prompt":
-        """Run the common beginning of some texts, and cache its keys.
+        """Run the common beginning of some texts (the prompt), and keep it for the texts that follow.
+
+        Its keys are cached, or only its tokens if nothing can be cached (`CacheUse.recomputes_rows`).
 
         Args:
             backbone: The model.
@@ -62,12 +64,14 @@ class Sharing:
         return prompt
 
     def create_branch_cache(self, backbone: Backbone) -> "Branches":
-        """Prepare to run whole sequences, which share no prompt.
+        """Prepare the greedy decoding of sequences that have no beginning in common.
 
         Returns:
-            An object without branches. Its `add_sequences` runs sequences and starts a branch at the end of each.
+            An object that holds no branch yet. A branch is a sequence that grows token by token: `add_sequences` runs
+            sequences, and starts a branch at the end of each.
         """
         if self.cache_use is None:  # our own attention reads keys that are stored once
+            # Nothing is shared, so the prompt has no tokens, and there is no text between it and the branches.
             empty_prompt = CachedPrompt(backbone, [])
             texts = empty_prompt.create_text_cache(slot_count=0, max_text_tokens=0)
             return texts.create_branch_cache(max_branches=0, max_tokens=INITIAL_GREEDY_TOKENS)
@@ -198,7 +202,9 @@ def _find_agreeing_cache(backbone: Backbone, trial_token_ids: Sequence[int], exp
 
 
 def _split_into_working_body(backbone: Backbone, trial_token_ids: Sequence[int], expected_logits: Tensor) -> bool:
-    """Look for a body of the model that, run apart from the head, gives the same logits as the whole model.
+    """Find out which module of a model is its body: all layers but the head, which turns features into logits.
+
+    The body is right if the head, run on its output, gives the same logits as the whole model.
 
     Args:
         backbone: The model. Its `body` is set to the first module that works.
@@ -267,11 +273,11 @@ SHORT_TEXT_TOKEN_COUNT = 3
 def _compute_branch_logits(
     run_prompt: Callable[[Backbone, Sequence[int]], Prompt], backbone: Backbone, trial_token_ids: Sequence[int]
 ) -> Tensor:
-    """Compute the logits of the trial with a cache.
+    """Compute the logits of the trial with a cache, to be compared with those that the model computes without one.
 
-    The same two tokens continue the text three times: after all of it, after its first SHORT_TEXT_TOKEN_COUNT tokens,
-    and after all of it again. These continuations are called branches. The first and the third share a cached text, as
-    samples do in use.
+    The same two tokens continue the text three times, in branches: after all of it (long), after its first
+    SHORT_TEXT_TOKEN_COUNT tokens (short), and after all of it again. The picture above shows both lengths. The long
+    branches share a cached text, as samples do in use.
 
     Args:
         run_prompt: Runs a prompt and caches its keys, in the way that is on trial.
@@ -297,7 +303,7 @@ def _compute_branch_logits(
 
 
 def _run_text(cached_texts: Texts, *, text_ids: Sequence[int], other_token_id: int) -> Tensor:
-    """Run the text of the trial in slot 0, and the beginning of it in slot 1.
+    """Run the text of the trial in slot 0 (a row of the cache), and the beginning of it in slot 1.
 
     Each slot gets one token more than its branches continue: `other_token_id` in slot 0, and the text's own next token
     in slot 1. A branch that sees this token has other logits, and so the trial fails.
@@ -318,7 +324,9 @@ def _run_text(cached_texts: Texts, *, text_ids: Sequence[int], other_token_id: i
 
 
 def _run_continuation(cached_texts: Texts, continuation_ids: Sequence[int]) -> list[Tensor]:
-    """Run a long branch, the short one, and a long one again, one token per step.
+    """Continue the texts of the trial: a long branch, the short one, and a long one again, one token per step.
+
+    The long branches continue the whole text in slot 0, the short one a part of the text in slot 1.
 
     Args:
         cached_texts: The cache that is on trial, with the texts that the branches continue.

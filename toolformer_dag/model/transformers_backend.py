@@ -63,7 +63,7 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def __init__(self, language_model: LanguageModel, *, token_budget: int | None = None) -> None:
-        """Choose by a trial on a short text how the model runs sequences with a common beginning.
+        """Find out by a trial on a short text how the model can run sequences with a common beginning fastest.
 
         Args:
             language_model: The model with its tokenizer.
@@ -160,10 +160,10 @@ class TransformersBackend:
         call_sampling: CallSampling,
         text_indices: Sequence[int],
     ) -> list[list[list[int]]]:
-        """Sample the calls of one batch of texts.
+        """Sample the calls of one batch of texts, with as many of them at once as the memory allows.
 
         Args:
-            run_prompt: The prompt before each text.
+            run_prompt: The prompt before each text, with its cached keys and values.
             texts: All texts, also those of other batches.
             call_sampling: How calls begin and end, and how they are sampled.
             text_indices: The indices of the batch's texts.
@@ -193,6 +193,10 @@ class TransformersBackend:
 
         A query is a sequence, cut into a prefix and a text. It names places in the text, and possible next tokens for
         each place. If prefixes begin alike, the common beginning runs only once.
+
+        Example:
+            With the text [5, 8], the places [0, 1] and the tokens [[5], [8]], the array is
+            [[log p(5 after the prefix)], [log p(8 after the prefix and 5)]].
 
         Returns:
             An array [places, tokens per place] for each query, in the order of the queries.
@@ -245,8 +249,8 @@ class TransformersBackend:
     ) -> CacheLimits:
         """Compute how many texts, and continuations of texts, may have their keys in the cache at the same time.
 
-        There are two kinds of continuation: a branch, on which a sample is drawn, and a probe, on which the probability
-        of ` [` is computed if ` [` is several tokens. The limits allow at least one text with all of its samples.
+        A continuation is a branch, on which a sample is drawn, or a probe, on which the probability of ` [` is computed
+        if ` [` is several tokens. The limits always allow one text with all of its samples.
 
         Args:
             texts: The texts of a batch.
@@ -275,10 +279,10 @@ class TransformersBackend:
     def _compute_shared_key_limits(
         self, text_count: int, *, longest_text_length: int, max_samples_per_text: int, max_branch_tokens: int
     ) -> CacheLimits:
-        """Compute the cache limits for the case that the keys of prompt and text are stored only once.
+        """Compute how many texts and continuations fit into the cache if the keys of prompt and text are stored once.
 
-        Half of the memory is for texts, and the other half for their continuations: the branches, on which samples are
-        drawn, and the probes, on which the probability of ` [` is computed.
+        Half of the memory is for texts, and the other half for their continuations. These are branches, on which
+        samples are drawn, and probes, on which the probability of ` [` is computed if that is several tokens.
 
         Args:
             text_count: The number of texts in the batch.
@@ -286,6 +290,7 @@ class TransformersBackend:
             max_samples_per_text: The maximum number of samples per text.
             max_branch_tokens: The maximum length of a branch.
         """
+        # As many as fit even if each is as long as the longest one.
         fitting_texts = max(1, self._tokens_in_half_memory // longest_text_length)
         fitting_branches = self._count_fitting_branches(max_branch_tokens)
         useful_branches = min(fitting_branches, text_count * max_samples_per_text)  # more would stay empty
@@ -331,12 +336,16 @@ class TransformersBackend:
     def _run_queries(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Run the prefixes of all queries, then the texts after them.
 
+        A query is a prefix, a text after it, and places in the text: place p is after p tokens of the text. It asks how
+        likely some tokens are at each place.
+
         Returns:
             For each query, the log probabilities of its tokens, [places, tokens per place].
         """
+        # The keys and values of the prefixes, which the texts of all queries continue.
         prefixes = self._run_prefixes(queries)
 
-        # A text runs only up to the last place that its query asks about.
+        # The length of prefix and text together. A text runs only up to the last place that its query asks about.
         sequence_lengths = [len(query.prefix_ids) + max(query.query_positions) for query in queries]
         run_batch = partial(self._run_texts, prefixes, queries)
         return self.token_budget.run_in_batches(
@@ -362,7 +371,8 @@ class TransformersBackend:
     ) -> list[LogProbabilities]:
         """Run the texts of some queries after their cached prefixes, in a single pass.
 
-        The tokens that run are added to the counts.
+        A query asks how likely some tokens are at places of its text. Place p is after p tokens of the text, so that
+        place 0 is right after the prefix. The tokens that run are added to the counts.
 
         Args:
             prefixes: The cached prefixes of all queries.
@@ -375,7 +385,8 @@ class TransformersBackend:
         batch_queries = [queries[index] for index in query_indices]
         texts = [_select_text_to_run(query) for query in batch_queries]  # each up to its last place, at most T tokens
 
-        features = prefixes.run_texts(query_indices, texts)  # [B, 1 + T, F]; column p predicts the token at place p
+        # The hidden states (F numbers each), [B, 1 + T, F]. Column p predicts the token at place p.
+        features = prefixes.run_texts(query_indices, texts)
         answers = self._compute_log_p_at_places(features, batch_queries)
 
         self.token_counts.passes += 1
@@ -393,6 +404,8 @@ class TransformersBackend:
         Returns:
             For each query, the log probabilities of its tokens, [places, tokens per place].
         """
+        # The places of all queries are computed together: a query with 2 places and one with 3 give 5 rows, which are
+        # cut into 2 and 3 at the end.
         features_at_places = _select_features_at_places(features, queries)  # [places of all queries, F]
 
         targets: list[Sequence[int]] = []  # [places of all queries, tokens per place]
@@ -408,6 +421,9 @@ class TransformersBackend:
 
 def _select_features_at_places(features: Tensor, queries: Sequence[TokenQuery]) -> Tensor:
     """Select the features at the places of B queries.
+
+    Example:
+        For two queries with the places [0, 2] and [1] they are those of row 0, columns 0 and 2, and of row 1, column 1.
 
     Args:
         features: The hidden states, [B, columns, F]. Column p belongs to place p of a text.
@@ -429,7 +445,12 @@ def _select_text_to_run(query: TokenQuery) -> Sequence[int]:
 
 
 def _move_prefix_into_text(query: TokenQuery) -> TokenQuery:
-    """Return a copy of a query with its prefix as the beginning of its text, and its places moved accordingly."""
+    """Return a copy of a query without a prefix, for a model whose cache cannot share a prefix.
+
+    Example:
+        The prefix [7, 8] and the text [5] with the place 0 become the text [7, 8, 5] with the place 2: both places are
+        before the 5.
+    """
     prefix_length = len(query.prefix_ids)
     moved_positions = [prefix_length + position for position in query.query_positions]
     return replace(

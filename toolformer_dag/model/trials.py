@@ -92,10 +92,10 @@ def list_trial_token_ids(encoding: Encoding) -> list[int]:
 
 
 def _list_ordinary_token_ids(encoding: Encoding, count: int) -> list[int]:
-    """List the tokens of ORDINARY_TEXT, without special ones: a trained model's logits are chaotic after these.
+    """List tokens with which a model can be tried: those of ORDINARY_TEXT, without special ones.
 
-    If they are fewer than `count`, all other tokens of the vocabulary follow, except special ones. So the list may be
-    longer or shorter than `count`.
+    After special tokens a trained model's logits are chaotic. If the text has fewer than `count` tokens, all other
+    tokens of the vocabulary follow, except special ones. So the list may be longer or shorter than `count`.
     """
     tokenizer = encoding.tokenizer
     special_ids = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}

@@ -55,10 +55,10 @@ def _list_allowed_tokens(request: TokenRequest, vocabulary_size: int) -> list[in
 
 
 def _build_extra_args(request: TokenRequest) -> dict[str, Any] | None:
-    """Build a request's options for the logits processor `Streams`.
+    """Build a request's options for `Streams`, the code in vLLM's workers that decides the next token of some requests.
 
     Returns:
-        Random numbers by which to draw, or forced tokens. None if the request has neither.
+        Random numbers by which tokens are drawn, or the tokens to write. None if vLLM itself takes the likeliest token.
     """
     if request.uniforms is not None:
         return {UNIFORMS_KEY: request.uniforms.tolist(), "temperature": request.temperature, "top_p": request.top_p}
@@ -73,9 +73,9 @@ def _count_scored_tokens(request: TokenRequest) -> int | None:
     Returns:
         The number, or None if no log p is requested.
     """
-    if request.scored:
+    if request.scored:  # a list of tokens
         return len(request.scored)
-    if request.likeliest:
+    if request.likeliest:  # how many of the likeliest tokens
         return request.likeliest
     if request.forced:
         return 1  # at least log p of the written token
@@ -124,7 +124,9 @@ class Streams(LogitsProcessor):
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the changes of vLLM's batch since the last step.
+        """Update `_rows_by_index`: which request stands in which row of vLLM's batch since the last step.
+
+        Only requests whose tokens are decided here, by random numbers or forced tokens, are kept there.
 
         Args:
             batch_update: The requests that left, that came, and that moved to an empty row or swapped rows. None if
@@ -159,7 +161,7 @@ class Streams(LogitsProcessor):
             self._rows_by_index[index] = row
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Leave a single token to each request with random numbers or forced tokens.
+        """Leave a single token to each request with random numbers or forced tokens, so that vLLM has to choose it.
 
         Args:
             logits: The logits of the next token of the rows that run in this step, [rows, V]. They are changed in
@@ -181,7 +183,9 @@ class Streams(LogitsProcessor):
         return logits
 
     def _collect_next_entries(self, key: str, row_count: int) -> dict[int, Any]:
-        """Collect the entries for the next token from the lists `key` in the options of the requests.
+        """Collect what decides the next token of each request: its random number, or the token that it must write.
+
+        These stand in the list `key` of the request's options, in the order of the tokens.
 
         Args:
             key: UNIFORMS_KEY or FORCED_KEY.
@@ -201,6 +205,8 @@ class Streams(LogitsProcessor):
 
     def _draw_tokens(self, logits: Tensor) -> dict[int, int]:
         """Draw the next token of each request that has a random number for it.
+
+        A request brings a list of such numbers, one for each token it writes.
 
         Args:
             logits: The logits of the rows that run in this step, [rows, V].

@@ -226,6 +226,9 @@ def choose_plain_texts(plan: Plan, shard: str, kept_calls: pl.DataFrame) -> pl.D
 def _read_calls_beyond_limits(plan: Plan, shard: str) -> pl.DataFrame:
     """Read the calls of a shard that helped and were left out only because a limit was reached.
 
+    Such a limit is the number of texts per tool. Texts with these calls must not be taken for texts in which no call
+    helped.
+
     Returns:
         The columns CALL_PLACE_COLUMNS, for the calls of all tools.
     """
@@ -333,7 +336,7 @@ def _round_by_hash(number: float, hashed_name: str) -> int:
 
 
 def scan_corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
-    """Return a lazy frame of some columns of C*, in its order.
+    """Return some columns of C* (the corpus with kept calls) as a lazy frame, ordered by the hashes of its documents.
 
     Raises:
         MissingPart: No part of C* was made yet.
@@ -346,7 +349,7 @@ def scan_corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
 
 
 def iter_corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
-    """Yield the rows of C* shard by shard, a frame per file.
+    """Yield the rows of C* (the corpus with kept calls) shard by shard, a frame per file. Empty shards are skipped.
 
     Raises:
         MissingPart: A part was removed meanwhile.
@@ -371,7 +374,7 @@ def count_texts_not_restored(corpus_rows: pl.DataFrame, output: TableOutput) -> 
 
 
 def count_texts_by_lane(output: TableOutput) -> Shown:
-    """Count the texts of C* for Dagster's page.
+    """Count the texts of C* (the corpus with kept calls) for Dagster's page.
 
     Returns:
         Three kinds of counts by their label: the texts with calls of each lane (a tool with its settings), as in
@@ -468,12 +471,12 @@ class _ShardMerge:
     """
 
     def __init__(self, plan: Plan, kept_calls: pl.DataFrame, plain_texts: pl.DataFrame) -> None:
-        """Prepare the merging of a shard.
+        """Group what will be merged by document: the kept calls of a shard, and the texts that stay without calls.
 
         Args:
             plan: The settings.
             kept_calls: The kept calls of all documents of the shard.
-            plain_texts: Texts without calls that become rows too: shard, digest, offset.
+            plain_texts: Texts without calls that become rows too: shard, digest, offset (the text's first character).
         """
         self.document_keys = _collect_document_keys(kept_calls, plain_texts)
         self.rejected: RejectionCounts = Counter()
@@ -550,7 +553,7 @@ def _collect_document_keys(kept_calls: pl.DataFrame, plain_texts: pl.DataFrame) 
 
 
 def _build_corpus_row(document: _PlacedDocument, augmented_text: AugmentedText) -> _CorpusRow:
-    """Build the row of C* for a text of a document.
+    """Build the row of C* (the corpus with kept calls) for a text of a document.
 
     Args:
         document: The document.

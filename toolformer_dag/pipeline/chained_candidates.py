@@ -269,20 +269,21 @@ def find_places_after_calls(output: TableOutput, shard: str, level: int) -> Plac
 
 
 def _select_distinct_places(calls: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-    """Select the distinct places after calls, with their texts.
+    """Select the distinct places at which a further call may be sampled, each right after a call.
 
     Args:
-        calls: The calls, with the columns place, text_digest, position, chain and others.
+        calls: The calls after which it may stand, with the columns place (the hash of the place), text_digest,
+            position, chain (the call and those before it) and others.
         texts: The columns text_digest and text, for the texts of the calls.
 
     Returns:
-        One row per place with the columns PLACE_SCHEMA. There `text_digest` has the hash of the place.
+        One row per place with the columns PLACE_SCHEMA. There `before` has the chain, and `text_digest` has the hash of
+        the place, because functions for whole texts look rows up by this column.
     """
     calls_of_distinct_places = calls.unique("place", maintain_order=True)
     places = calls_of_distinct_places.select("place", "text_digest", "position", before="chain")
     places_with_texts = places.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
 
-    # The hash of the place takes the name `text_digest`, in place of the hash of the text.
     return places_with_texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
 
 
@@ -406,7 +407,9 @@ def _count_calls_without_next_call(earlier_calls: pl.DataFrame, stored_samples: 
 
 
 def _build_next_call_rows(lane: Lane, earlier_calls: pl.DataFrame, stored_samples: SamplesOfTexts) -> pl.DataFrame:
-    """Combine earlier calls with the samples that were drawn after them, and parse these as further calls.
+    """Pair earlier calls with what the model sampled right after them, and parse each sample as the next call.
+
+    After `[Calculator(3 * 4) -> 12]` the sample `Calculator(12 + 1)` gives the next call with the input "12 + 1".
 
     Args:
         lane: The tool with its settings.
@@ -421,6 +424,7 @@ def _build_next_call_rows(lane: Lane, earlier_calls: pl.DataFrame, stored_sample
         - p_api: the probability of a call after them
         - body, called, input, reason: the parsed sample
     """
+    # `text_digest` gets its true name here, `place`.
     probabilities = stored_samples.positions.select("p_api", place="text_digest")
     samples = stored_samples.samples.select("sample", "body", "reason", place="text_digest")
 

@@ -24,10 +24,10 @@ from toolformer_dag.pipeline.chained_losses import (
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return the settings on which the scores of chains depend, apart from calls and results.
+    """Return the settings that put the scores of chains out of date when they change.
 
-    Beside those of single calls, they are the length of chains, and the settings of every tool that a chain may call
-    after a first call.
+    They are the settings for the scores of single calls, the maximum length of a chain ("depth"), and the settings of
+    every tool that a chain may call after the lane's own tool ("then").
     """
     later_tool_settings = {
         next_lane.tool.key: loss_deltas.collect_tool_settings(next_lane) for next_lane in lane.next_lanes

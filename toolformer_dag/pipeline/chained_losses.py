@@ -141,11 +141,11 @@ class ChainChunk:
 
 
 def read_chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Read the last calls of a shard's chains of `level` calls.
+    """Read the chains of a shard that have `level` calls, each as its last call.
 
     Returns:
-        One row per chain with the columns CALL_COLUMNS, `chain` (all its calls, as JSON) and `others` (the
-        results that replace its own to measure its need, as JSON).
+        One row per chain with the columns CALL_COLUMNS, `chain` (all its calls, as JSON) and `others` (the results, as
+        JSON, that replace its own to measure whether its later calls need them).
     """
     calls = read_calls_with_results(output, shard, level)
     chains = build_chains(output.lane, calls)
@@ -155,7 +155,8 @@ def read_chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFr
 def _choose_replacing_results(chain_jsons: pl.Series, level: int) -> pl.Series:
     """Choose, for every call of a chain but the last, a result that can replace its own.
 
-    The replacement is the result of another chain's call with the same index.
+    With the replacement it is measured whether later calls depend on the result. It is the result of another chain's
+    call with the same index.
 
     Example:
         A chain with the results "12", "7" and "84" may get '["15", "9"]'.
@@ -182,7 +183,7 @@ def _choose_replacing_results(chain_jsons: pl.Series, level: int) -> pl.Series:
 def _find_replacing_results_json(
     links: Sequence[ChainLink], replacements_by_index: Sequence[Mapping[str, str]]
 ) -> str | None:
-    """Look up a replacing result for every call of a chain but the last.
+    """Look up, for every call of a chain but the last, the result that replaces its own to see if later calls need it.
 
     Args:
         links: The calls of the chain with their results.
@@ -265,13 +266,14 @@ def _select_need_keys(chains: pl.DataFrame) -> pl.DataFrame:
 
 
 def _split_into_chunks(plan: Plan, loss_keys: pl.DataFrame, missing_work: ChainChunk) -> list[Chunk]:
-    """Split the missing losses and needs into chunks of about equal work.
+    """Split what has to be computed for the chains of a shard into chunks of about equal work.
 
-    Everything that is missing for one text goes into the same chunk.
+    These are losses and needs (how much the later calls of a chain depend on the earlier results). All of them that are
+    missing for one text go into the same chunk.
 
     Args:
         plan: Gives the largest size of a chunk.
-        loss_keys: The columns text_digest, position and chain, for all chains of the shard.
+        loss_keys: All chains of the shard, stored or not: text_digest, position, chain.
         missing_work: The losses and needs to compute.
     """
     limits = choose_chunk_limits(plan, "judge")  # the judge is the model that computes losses
@@ -279,8 +281,8 @@ def _split_into_chunks(plan: Plan, loss_keys: pl.DataFrame, missing_work: ChainC
     estimated_tokens = estimate_loss_tokens(pl.col("chain").str.len_bytes())
     tokens_per_text = loss_keys.group_by("text_digest", maintain_order=True).agg(tokens=estimated_tokens)
 
-    # `whole` says whether nothing of a text is stored. Chunks in which this is true of all texts are kept as they are,
-    # whatever else is stored. False is always safe: then the texts that lack something are split by themselves.
+    # `whole` would be true for a text of which nothing is stored. With False for all, the texts that lack something are
+    # put together and split into chunks, and the other texts are left out.
     incomplete_texts = missing_work.select_text_digests().with_columns(whole=False)
     batches_of_texts = split_texts_into_chunks(
         tokens_per_text, incomplete_texts, max_texts=limits.max_texts, max_tokens=limits.max_tokens
@@ -289,7 +291,9 @@ def _split_into_chunks(plan: Plan, loss_keys: pl.DataFrame, missing_work: ChainC
 
 
 def compute_chain_losses(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:
-    """Compute the missing losses and needs of a chunk with the model, and store them.
+    """Compute the missing losses and needs of a chunk's chains with the model, and store them.
+
+    A need says how much the later calls of a chain depend on the earlier results.
 
     Returns:
         How many tokens the model ran, and with which backend.
@@ -365,7 +369,10 @@ def _to_stored_losses(losses: tuple[float, float] | None) -> _ChainLosses:
 
 
 def _compute_needs(engine: "Engine", need_keys: pl.DataFrame, text_by_digest: Mapping[str, str]) -> pl.DataFrame:
-    """Compute the need of chains: how much the later calls depend on the earlier results.
+    """Compute the need of chains of calls: how much the later calls depend on the earlier results.
+
+    A result helps a later call if the call is likelier after it than after another result. The need is that of the
+    chain's least helpful result, in nats.
 
     Args:
         engine: The model.
@@ -373,8 +380,7 @@ def _compute_needs(engine: "Engine", need_keys: pl.DataFrame, text_by_digest: Ma
         text_by_digest: The texts by their hash.
 
     Returns:
-        `need_keys` with one more column, `need`: by how many nats the least needed result of the chain helps a later
-        call.
+        `need_keys` with one more column, `need`.
     """
     requests: list[NeedRequest] = []  # one or more per chain, in the order of `need_keys`
     for key_fields in need_keys.iter_rows():
@@ -523,7 +529,8 @@ def _read_stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, 
 def _read_losses_of_shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
     """Return the losses of the shorter chains with which each chain begins.
 
-    A chain of three calls begins with its first call and with a chain of two.
+    Its last call only helps if the loss after the whole chain is below them. A chain of three calls begins with its
+    first call and with a chain of two.
 
     Returns:
         One row per distinct chain with the columns:
@@ -548,7 +555,8 @@ def _with_loss_before(
 ) -> pl.DataFrame:
     """Add loss_before: the smallest stored loss after the first calls of a chain, without its last one.
 
-    For a chain of four calls it is the smallest of the losses after its first call, its first two and its first three.
+    It is one of the losses that the whole chain has to beat. For a chain of four calls it is the smallest of the
+    losses after its first call, its first two and its first three.
 
     Args:
         worker: Opens the store of losses.

@@ -89,7 +89,9 @@ class ChanceTables(NamedTuple):
 
 
 def query_chance_tables(plan: Plan, lane: Lane, control: Control = CHANCE_CONTROL) -> ChanceTables:
-    """Count how many calls of a tool are kept by chance at several thresholds, as a control estimates it.
+    """Estimate how many calls of a tool are kept by chance, at a few thresholds and as a curve over many.
+
+    For that, a control scores calls with results that cannot help.
 
     Raises:
         DamagedPart: A file of a table is damaged.
@@ -350,11 +352,15 @@ def _open_chance_database(
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory database that tells how many calls of a tool are kept by chance.
 
+    For that, a control gives the calls results that cannot help, such as those of other documents (swapped calls). Of
+    these, the threshold keeps some by chance. A delta is by how much a result lowers the loss.
+
     Args:
         plan: Gives access to the files of calls.
         lane: The tool with its settings.
-        false_discovery_rate: A false discovery rate, such as 0.05, for which the view chance_thresholds gets a row.
-        control: The control whose swapped calls show what is kept by chance.
+        false_discovery_rate: The accepted share of kept places (positions of texts) that chance explains, such as 0.05.
+            If given, the view chance_thresholds has a row for it.
+        control: The control.
 
     Yields:
         The connection. The database has the views of kept_by_chance.sql (swapped_statistics, chance_rates and

@@ -49,10 +49,12 @@ class SwappedCalls(NamedTuple):
 
     @staticmethod
     def from_exchanged_calls(texts: pl.DataFrame, calls: pl.DataFrame, exchanged_calls: pl.DataFrame) -> "SwappedCalls":
-        """Return the calls that got another result, and count the others by reason.
+        """Return the calls that got another result, which cannot help, and count the rest by reason.
+
+        They are a control: the filter keeps such a call only by chance.
 
         Args:
-            texts: All texts of the shard.
+            texts: All texts of the shard, a file of the corpus.
             calls: All scored calls of the shard.
             exchanged_calls: The rows that `exchange_results` returned.
         """
@@ -72,12 +74,13 @@ class SwappedCalls(NamedTuple):
 def swap_call_results(control: Control, output: TableOutput, shard: str, scored_table: LaneTable) -> SwappedCalls:
     """Replace the results of scored calls by results that cannot help, so that the calls can be scored again.
 
-    A call that was rejected for a reason is not swapped. It is counted by that reason.
+    This is a control: a call with such a result is kept only by chance. Calls that were rejected before are not swapped
+    but counted by their reason.
 
     Args:
         control: Chooses the other results, such as results of calls in other documents.
         output: The table to be computed, for one tool with its settings.
-        shard: The name of the shard.
+        shard: The name of the shard, a file of the corpus.
         scored_table: The table with the calls: loss_deltas (single calls) or chained_deltas (chains).
 
     Raises:
@@ -183,9 +186,10 @@ def exchange_results(
 def _number_swaps(
     distinct_calls: pl.DataFrame, other_results: Sequence[Sequence[str]], *, max_swaps: int
 ) -> pl.DataFrame:
-    """Build a table with one row per swap, numbered from 0 for each call.
+    """Build a table with a row for each swap (another result, which cannot help, that a call gets as a control).
 
-    A result that equals the call's own is left out, because it would count as one that is kept by chance.
+    The swaps of each call are numbered from 0. A result that equals the call's own is left out, because it would count
+    as one that is kept by chance.
 
     Args:
         distinct_calls: The calls, as `_select_distinct_calls` returns them.
@@ -206,7 +210,7 @@ def _number_swaps(
 
 
 def _with_swaps(calls: pl.DataFrame, swaps: pl.DataFrame) -> pl.DataFrame:
-    """Replace the results of calls by those of their swaps.
+    """Replace the results of calls by other ones that cannot help (swaps), as a control for the filter.
 
     Args:
         calls: The calls, with a column `sampled` (whether the text of the call is among the sampled ones), which is
@@ -233,27 +237,30 @@ def _build_no_swap_reason() -> pl.Expr:
 
 
 def _may_give_result(calls: pl.DataFrame, likeliest_places: pl.DataFrame) -> pl.Series:
-    """Return for each call whether others may get its result.
+    """Return for each call whether its result may be given to other calls as a control.
 
-    They may if it is one of the first samples at the most probable position of its text. Such calls exist
+    It may if the call is one of the first samples at the most probable position of its text. These calls exist
     whatever the number of positions per text (k) and of samples per position (m), so neither setting changes which
     results the other calls get.
 
     Args:
-        calls: The calls of a shard.
+        calls: The calls of a shard, a file of the corpus.
         likeliest_places: The most probable position of each text, with the columns PLACE_KEY_COLUMNS.
     """
     marked_places = likeliest_places.select(PLACE_KEY_COLUMNS, likeliest=True)
+    # Adds the column `likeliest`, which is null for calls at other positions.
     marked_calls = calls.join(marked_places, on=PLACE_KEY_COLUMNS, how="left", maintain_order="left")
     is_at_likeliest_place = marked_calls["likeliest"].fill_null(False)
     return is_at_likeliest_place & marked_calls["sample"].is_in(FIRST_SAMPLE_NUMBERS)
 
 
 def select_likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
-    """Select the most probable position of each text. If several are equally probable, the earliest is selected.
+    """Select the position of each text at which a call most probably begins, the earliest of several equal ones.
+
+    Later only calls at these positions give their results to other calls.
 
     Args:
-        candidates: The columns shard, digest, segment, position and p_api.
+        candidates: The columns shard, digest, segment, position and p_api (the probability that a call begins there).
 
     Returns:
         The columns shard, digest, segment and position.
@@ -263,14 +270,14 @@ def select_likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
 
 
 def _sample_texts(texts: pl.DataFrame, max_texts: int, proposed_texts: pl.DataFrame) -> pl.DataFrame:
-    """Sample texts by their hashes, so that the same texts are chosen every time.
+    """Mark the texts whose calls get other results: a sample by hashes, so that the same texts are chosen every time.
 
-    Two groups are sampled: texts with one of the `max_texts` smallest hashes of their shard, and texts with one of
-    the `max_texts` smallest hashes among the shard's texts with proposed calls. Equal texts count once.
+    Per shard (a file of the corpus), these are the `max_texts` distinct texts with the smallest hashes. As many again
+    are chosen in this way among the texts with proposed calls.
 
     Args:
         texts: The texts, with the columns shard, digest, segment and text_digest.
-        max_texts: How many distinct texts each group has at most.
+        max_texts: How many distinct texts each of the two groups has at most.
         proposed_texts: The texts in which a rule or a file proposed a call: shard, digest, segment.
 
     Returns:
@@ -294,11 +301,14 @@ def _is_among_smallest_hashes(hashes: pl.Expr, max_hashes: int) -> pl.Expr:
 
 
 def _select_distinct_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    """Merge equal calls, and order the distinct calls by a hash.
+    """Merge the samples that wrote the same call at the same place, and put the calls in a random but repeatable order.
+
+    In this order they later get other results, as a control.
 
     Returns:
-        The columns DISTINCT_CALL_KEY, text_digest, result, p_api, hash, and two of true and false: `sampled` is
-        true if one of the equal calls is sampled, `gives` if others may get the result of one of them.
+        One row per distinct call: DISTINCT_CALL_KEY, text_digest, result, p_api (the probability that a call begins
+        there), hash (the order), and two of true and false: `sampled` if one of the equal calls was sampled, `gives` if
+        other calls may get the result.
     """
     shared_values = pl.col("text_digest", "result", "p_api").first()
     any_of_equal = pl.col("sampled", "gives").any()

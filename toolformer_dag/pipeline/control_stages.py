@@ -49,9 +49,10 @@ SWAP_KEY = (*CALL_KEY, "swap")
 
 @cache
 def build_control_stage(control: Control) -> Stage:
-    """Return the stage that scores a sample of the single calls again, with results that cannot help.
+    """Return the stage (a step with its table) that scores a sample of the single calls again with swapped results.
 
-    A call that passes the filter with such a result passes by chance.
+    A swapped result, such as that of a call in another document, cannot help. A call that passes the filter with it
+    passes by chance.
 
     Args:
         control: Says which results those are, such as results of other documents.
@@ -85,9 +86,10 @@ def build_control_stage(control: Control) -> Stage:
 
 @cache
 def build_chained_control_stage(control: Control) -> Stage:
-    """Return the stage that scores a sample of the chains again, with last results that cannot help.
+    """Return the stage (a step with its table) that scores a sample of the chains again with swapped last results.
 
-    A chain is a sequence of calls at one position, each made after the results of the earlier ones.
+    A chain is a sequence of calls at one position, each made after the results of the earlier ones. A chain that passes
+    the filter with such a last result, which cannot help, passes by chance.
 
     Args:
         control: Says which results those are, such as results of other documents.
@@ -138,9 +140,11 @@ class _SingleCallFunctions:
         """Return what Dagster's page shows: how many calls pass the filter with results that cannot help.
 
         Returns:
-            The shown values by label. Besides the counts and rates of single thresholds, "kept" is a table with the
-            counts at each threshold. "kept by chance" is the false discovery rate as a curve over the thresholds, and
-            is left out if there are none.
+            The shown values by label:
+
+            - "kept by chance at 0.5", "false discovery rate at 0.5" and so on: numbers for single thresholds
+            - "kept": a table with the counts at each threshold
+            - "kept by chance": the false discovery rate as a curve over the thresholds (left out if there are no rates)
         """
         # Both tables have a row per threshold: counts in `statistics`, false discovery rates in `rates`.
         chance_tables = query_chance_tables(output.plan, output.lane, self.control)
@@ -179,10 +183,13 @@ class _ChainFunctions:
 def _build_part_rows(
     control: Control, output: TableOutput, calls_with_losses: CallsWithLosses, left_out_counts: RejectionCounts
 ) -> PartRows:
-    """Return the rows of a control.
+    """Build what a control stores for a shard: a row per swap, which is a call that was scored with another result.
 
     Args:
-        left_out_counts: How many calls were not swapped, by (shard, reason).
+        control: The control.
+        output: The table to build.
+        calls_with_losses: The swaps with their losses.
+        left_out_counts: How many calls got no other result, by (shard, reason).
     """
     control_rows = output.stage.shape_frame(calls_with_losses.calls).sort(SWAP_KEY)
     return PartRows(
@@ -210,15 +217,20 @@ def _with_swapped_last_results(swapped_chains: pl.DataFrame) -> pl.DataFrame:
 
 
 def _build_shown_values(statistics: pl.DataFrame) -> dict[str, ShownValue]:
-    """Return counts and rates of the thresholds with swapped calls, by label.
+    """Return how many calls would be kept by chance at each threshold of the filter, by label.
+
+    A call is kept by chance if it reaches the threshold with a swapped result, one that cannot help.
+
+    Args:
+        statistics: A row per threshold (`tau_f`), from the table swapped_statistics.
 
     Returns:
         All counts, then the rates, such as:
         - "kept by chance at 0.5": how many positions have a call at the threshold 0.5 by chance
-        - "false discovery rate at 0.5": their share of the positions with a call; left out if it is 0 or unknown
+        - "false discovery rate at 0.5": their share of the positions with a call (left out if it is 0 or unknown)
     """
     with_swaps = statistics.filter(pl.col("swaps") > 0)
-    with_rate = with_swaps.filter(pl.col("fdr") != 0)  # a comparison with null leaves the row out too
+    with_rate = with_swaps.filter(pl.col("fdr") != 0)  # leaves out rows whose rate is null, too
 
     shown_values: dict[str, ShownValue] = {}
     for row in with_swaps.iter_rows(named=True):
@@ -229,7 +241,10 @@ def _build_shown_values(statistics: pl.DataFrame) -> dict[str, ShownValue]:
 
 
 def _build_shown_statistics(statistics: pl.DataFrame) -> pl.DataFrame:
-    """Return the counts at each threshold for the page, with a remark in `by_chance` if there are too few swaps.
+    """Return the table of kept calls at each threshold, as the asset's page shows it.
+
+    `by_chance` is how many of them are kept by chance, estimated from calls with swapped results. If there are too few
+    of these, it is a remark instead.
 
     Args:
         statistics: A row per threshold, from the table swapped_statistics.

@@ -73,7 +73,10 @@ class Control:
         return [plan.lake.get_table(f"{lane.key}/{name}") for name in self.list_table_names(lane)]
 
     def collect_settings(self, plan: Plan) -> Mapping[str, Any]:
-        """Return the settings that determine which calls get which other results. The calls are not among them."""
+        """Return the settings that determine which other results this control gives to which calls.
+
+        If one of them changes, the rows of the control are made again. The calls themselves are not among them.
+        """
         # Settings of other controls only must not put this control's rows out of date.
         settings_of_other_controls: set[str] = set()
         for control in CONTROLS:

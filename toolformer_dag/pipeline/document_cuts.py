@@ -98,6 +98,7 @@ class DocumentCuts:
     """
 
     def __init__(self, worker: Worker, max_tokens: int, count_tokens: TokenCounter) -> None:
+        # If one of these changes, documents are cut anew, into another store.
         identity = {
             "cutting": CUTTING_VERSION,
             "model": collect_tokenizer_identity(worker.plan),

@@ -103,7 +103,8 @@ class _MeasuredStages(NamedTuple):
 def _select_measured_stages(plan: Plan, lane: Lane) -> _MeasuredStages:
     """Select the stages of a lane (a tool with its settings) whose cost is forecast.
 
-    These are all but the first stage, which selects texts, and the last, which filters calls.
+    These are all but the first stage, which selects texts, and the last, which filters calls. A control is a stage that
+    scores calls again with results that cannot help, to see how many pass by chance.
     """
     _, *stages, _ = list_lane_stages(plan, lane)
     control_names = {name for control in controls.CONTROLS for name in control.list_table_names(lane)}
@@ -145,9 +146,11 @@ def _forecast_lane(
 
 
 def _draw_sample(lane: Lane, text_rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
-    """Return the texts to annotate: as many as GROUP_COUNT groups of equal size have.
+    """Draw the texts that are annotated to forecast the cost of all texts: GROUP_COUNT groups of equal size.
 
-    If there are too few texts, or if the lane has calls of a file, there are none.
+    Returns:
+        Rows of `text_rows` in random order. There are none, and so no forecast, if there are too few texts, or if the
+        lane (a tool with its settings) gets calls from files.
     """
     shuffled_texts = _shuffle_texts(text_rows, seed)
     has_calls_of_files = bool(lane.call_sources.file_paths_by_name)
@@ -243,17 +246,18 @@ class _TextCounts(NamedTuple):
 def _count_sampled_and_all_texts(
     plan: Plan, text_rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shard_count: int
 ) -> _TextCounts:
-    """Count the texts that were annotated as a sample, and the texts that a run will annotate.
+    """Count the texts of the sample and those that a run will annotate, to scale the cost of the sample up.
 
-    The texts of a control are counted apart. A control scores the calls of some texts again, with other results.
+    The texts of a control are counted apart. It scores calls again with other results, and takes those of at most
+    `evaluation.swapped_texts` texts of a shard.
 
     Args:
         text_rows: The texts of all stale shards (shard, text_digest, ...), with a row for each time that a text occurs.
         sample: The annotated texts.
-        stale_shard_count: The number of shards that a run would make again.
+        stale_shard_count: The number of shards (files of the corpus) that a run would make again.
     """
     distinct_texts = text_rows.unique("text_digest")
-    texts_per_shard = distinct_texts.group_by("shard").len()["len"]
+    texts_per_shard = distinct_texts.group_by("shard").len()["len"]  # each text only in one of its shards
     max_control_texts = plan.settings.evaluation.swapped_texts  # in a shard
 
     return _TextCounts(
@@ -323,7 +327,12 @@ def _compute_scale_factors(text_counts: _TextCounts, sample_cost: "_SampleCost")
 def _estimate_table_bytes(
     sample_cost: "_SampleCost", text_counts: _TextCounts, scale_factors: "_ScaleFactors"
 ) -> float:
-    """Return the bytes of the tables of all shards. A text in two shards is computed once, but stored in two tables."""
+    """Return the bytes that the tables of all shards will take, forecast from those of the sample.
+
+    They are the sum of three parts: what each shard takes whatever its rows, the rows of the annotated texts, and the
+    rows of the controls (stages that score calls again with other results).
+    """
+    # A text in two shards is annotated once, but has rows in the tables of both. `texts_in_shards` counts it twice.
     bytes_per_text = sample_cost.annotation_row_bytes / text_counts.sampled_texts
     fixed_bytes = sample_cost.control_cost.fixed_bytes_per_shard * text_counts.stale_shards
     return (
@@ -347,12 +356,14 @@ class _ScaleFactors(NamedTuple):
     relative_spread: float
 
     def scale_cost(self, group_cost: float, control_cost: float, fixed_cost: float = 0) -> Range:
-        """Return the cost of all texts, with its 95 % interval.
+        """Forecast what a run will cost, from what the sample cost, with a 95 % interval.
+
+        What the sample has computed is stored. So the groups' cost is scaled to the texts that are not sampled.
 
         Args:
-            group_cost: A cost of the sample that grows with the texts.
-            control_cost: A cost of the sample that grows with the texts of the controls.
-            fixed_cost: A cost that stays as it is.
+            group_cost: What the groups of the sample cost, such as their tokens.
+            control_cost: What the controls cost for the sample. It is scaled to their texts in all shards.
+            fixed_cost: A cost that is added as it is.
         """
         value = group_cost * self.text_factor + control_cost * self.control_factor + fixed_cost
         return build_range(value, self.relative_spread)

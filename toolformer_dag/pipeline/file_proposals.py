@@ -64,7 +64,10 @@ FILE_CALL_SCHEMA = pl.Schema(
 
 
 def compute_files_identity(lane: Lane) -> dict[str, str]:
-    """Return a hash of the content of the lane's files, as `{"files": hash}`. A lane without files has {}.
+    """Hash the files of calls that the settings name for a lane (a tool with its settings), to notice when they change.
+
+    Returns:
+        One hash for all files, such as {"files": "1f0c..."}. {} for a lane without such files.
 
     Raises:
         UserError: A file cannot be read.
@@ -89,10 +92,13 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Place the calls of a lane's files in its texts, and return a row per call and text, over all shards.
+    """Read the calls that users give in files, and find where they stand in the texts of a lane (a tool with settings).
 
     Args:
         part: Always WHOLE_TABLE_PART, because a file does not say in which shard a document is.
+
+    Returns:
+        A row per call and text in which it stands, over all shards.
 
     Raises:
         UserError: A file cannot be read.
@@ -327,7 +333,8 @@ def _parse_file_call(source_name: str, record: object) -> FileCall | None:
     Args:
         source_name: The name of the file.
         record: The row, such as {"id": "page-7", "char_offset": 12, "input": "94 + 23"}. It names its document by
-            `digest`, `text` or `id`, and may have the fields `result` and `p_api`.
+            `digest`, `text` or `id`, and may have the fields `result` and `p_api` (the probability that a call begins
+            there).
 
     Returns:
         The call. None if a field is missing or has another type.
@@ -448,14 +455,17 @@ def _list_document_names(documents: pl.DataFrame) -> pl.DataFrame:
 
 
 def _select_calls_in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls whose character is inside a text of the shard, with that text, in the order of the files.
+    """Find the text in which each call of the files stands, and return the calls that stand in a text of the shard.
+
+    A call says only at which character of a document it stands (`char_offset`). A text is a part of a document.
 
     Args:
         lane: The lane (a tool with its settings) whose texts are read.
         calls: The calls, in the columns of FILE_CALL_SCHEMA without `document_name`, and `number`.
 
     Returns:
-        A row per call and text, with the columns UNPLACED_CALL_SCHEMA and `number`. Texts may overlap.
+        A row per call and text, in the order of the files, with the columns UNPLACED_CALL_SCHEMA and `number`. Texts
+        may overlap, so that a call stands in two of them.
     """
     texts = plan.get_lane_table(lane, "heuristic_subset").read_part(shard)
     texts_with_calls = texts.select(*TEXT_KEY, "offset", "text", "context").join(calls, on="digest")
@@ -471,14 +481,14 @@ def _is_inside_text() -> pl.Expr:
 
 
 def read_results_in_files(output: TableOutput) -> pl.DataFrame:
-    """Return the results that the lane's files of calls hold.
+    """Return the results that users give in files of calls, so that the tool need not run these calls.
 
     Args:
-        output: Any table of the lane.
+        output: Any table of the lane (a tool with its settings) whose files are meant.
 
     Returns:
         The columns input, context and result, with the first result of equal calls. The frame is cached until the
-        table file_proposals changes.
+        table file_proposals, which holds the calls of the files, changes.
     """
     if not output.lane.call_sources.file_paths_by_name:
         return pl.DataFrame(schema={"input": pl.String(), "context": pl.String(), "result": pl.String()})

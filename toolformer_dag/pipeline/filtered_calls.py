@@ -511,11 +511,13 @@ def list_tables_of_rule(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def build_rule_inputs(output: TableOutput) -> InputsFinder:
-    """Return a function that tells what the filter rule depends on: the versions of all tables from which it is chosen.
+    """Return a function that tells what the filter rule depends on. If that changes, the rule is chosen anew.
+
+    The function ignores the name of the part that it takes, because the rule is chosen over all shards at once.
 
     Returns:
-        A function that takes the name of a part, which it ignores, because the rule is chosen over all shards at once.
-        It returns the versions of shards by table, such as {"calculator/scored_texts": {"en_head_0000": "3f.."}}.
+        A function that returns the versions of shards by table, such as
+        {"calculator/scored_texts": {"en_head_0000": "3f.."}}.
     """
     lake = output.plan.lake
 

@@ -42,10 +42,9 @@ MAX_CALL_BRACKET_TOKENS = 4
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Collect what the texts of a tool depend on, apart from the documents.
+    """Collect what determines which texts a tool gets, apart from the documents: settings, versions and the prompt.
 
-    If one of the values changes, the table is out of date. Options that matter only to some tools have an entry only
-    for these tools.
+    If one of the values changes, the table is out of date. What matters only to some tools has an entry only for them.
     """
     tool = lane.tool
     entries = {
@@ -177,10 +176,10 @@ class _TextSelection:
     """
 
     def __init__(self, output: TableOutput, document_cuts: DocumentCuts, count_tokens: TokenCounter) -> None:
-        """Prepare the selection for the tool of a table.
+        """Prepare the selection of texts for one tool. No document is read yet.
 
         Args:
-            output: The table to build.
+            output: The table to build. Its lane names the tool.
             document_cuts: Cuts documents into texts, or looks up how they were cut before.
             count_tokens: Takes texts and returns the number of tokens of each.
         """
@@ -200,20 +199,20 @@ class _TextSelection:
                 yield self._select_texts(batch)
 
     def _select_texts(self, documents: pl.DataFrame) -> pl.DataFrame:
-        """Select the texts that the tool gets from some documents.
+        """Cut the documents that the tool wants into texts, and select those texts that it wants.
 
         Args:
-            documents: The documents, in the columns of raw_shards and `place`. The cuts of a document are stored under
-                its place.
+            documents: The documents, in the columns of raw_shards and `place`. A place, such as "head_0.gz/1", is a
+                group of documents. How a document was cut is stored under it.
 
         Returns:
-            A row per text, in the columns of STAGE.
+            A row per selected text, in the columns of STAGE.
         """
         if self._tool.asks_language:
             documents = self._with_identified_languages(documents)
 
         wanted_documents = self._select_wanted_documents(documents)
-        cut_documents = self._cut_documents(wanted_documents)  # the texts of each document, in the same order
+        cut_documents = self._cut_documents(wanted_documents)  # the texts of each wanted document, in the same order
 
         selected_texts: list[_SelectedText] = []
         for placed_document, cut_document in zip(wanted_documents, cut_documents, strict=True):

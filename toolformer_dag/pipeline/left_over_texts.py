@@ -35,9 +35,9 @@ def inputs(output: TableOutput) -> InputsFinder:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the texts of a shard in which the earlier project kept no call.
+    """Return the texts of a shard in which the project that this one starts from kept no call of the tool.
 
-    The other texts are rejected as kept_before.
+    Calls are sought only there. The other texts are left out, and counted as rejected with the reason kept_before.
     """
     # The tables that the function `reads` of this module returns, in its order.
     texts_table_name, kept_calls_table_name = output.depends_on
@@ -48,7 +48,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     left_over_texts = earlier_texts.join(kept_calls, on=TEXT_KEY, how="anti", maintain_order="left")
     rejection_counts = RejectionCounts({(shard, "kept_before"): earlier_texts.height - left_over_texts.height})
 
-    # The texts had the lane of the earlier project in the column `tool`.
+    # In the earlier project, the column `tool` had the name of its own lane (a tool with its settings).
     text_rows = left_over_texts.with_columns(tool=pl.lit(output.lane.key))
     return PartRows([text_rows], rejection_counts)
 

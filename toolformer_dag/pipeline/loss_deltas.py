@@ -243,9 +243,9 @@ def _read_echoed_results(output: TableOutput, shard: str) -> pl.DataFrame:
 def _build_unfit_reason() -> pl.Expr:
     """Build an expression that says why a call cannot be scored.
 
-    A rule may propose a call because of `words` that it saw in the text after the call, such as "Paris". The column
-    `echoed` holds the tool's result for these words as input. Unless another score is set, such a call has to help more
-    than this other result, which must hold the words too, so that the words alone do not explain the difference.
+    A rule may propose [Search(capital of France)] because the text says "Paris" after it: these are its `words`. Any
+    result that holds "Paris" may help. So the call's result is compared with another one that holds it: that of the
+    echo [Search(Paris)], in the column `echoed`. Without two different results with the words, it cannot be scored.
 
     Returns:
         An expression for the first reason that applies to a call, null if none does.

@@ -199,9 +199,9 @@ def plan_losses(
 
 
 def _select_keys_without_losses(worker: Worker, lane: Lane, call_keys: pl.DataFrame) -> pl.DataFrame:
-    """Return the `call_keys` (CALL_LOSS_KEY) whose losses have to be computed.
+    """Return the `call_keys` (CALL_LOSS_KEY) of the calls whose losses still have to be computed.
 
-    With the setting `filtering.loss_floor`, loss_call need not be stored for calls whose delta is below the floor
+    With the setting `filtering.loss_floor`, loss_call need not be stored for calls whose score is below the floor
     whatever loss_call is.
     """
     complete_losses = open_loss_stores(worker, lane).complete_losses
@@ -209,6 +209,7 @@ def _select_keys_without_losses(worker: Worker, lane: Lane, call_keys: pl.DataFr
     if worker.plan.settings.filtering.loss_floor is None:
         return incomplete_keys
 
+    # Of the calls with incomplete losses, it only returns those below the floor, for which nothing is missing.
     losses_below_floor = read_stored_losses(worker, lane, incomplete_keys)
     return incomplete_keys.join(losses_below_floor, on=CALL_LOSS_KEY, how="anti", maintain_order="left")
 
@@ -246,7 +247,7 @@ def _select_texts_to_compute(call_keys: pl.DataFrame, missing_keys: pl.DataFrame
 
 
 def _build_chunk(chunk_texts: pl.DataFrame, missing_keys: pl.DataFrame, texts: pl.DataFrame) -> Chunk:
-    """Return the chunk that computes the missing losses of some texts.
+    """Return the chunk (what a worker computes and stores at once) that computes the missing losses of some texts.
 
     Args:
         chunk_texts: The texts, in the columns text_digest and tokens.

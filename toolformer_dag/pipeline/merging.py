@@ -231,9 +231,10 @@ def _augment_text(
 
 
 def _build_placed_calls(text: Segment, kept_calls: Sequence[KeptCall]) -> list[PlacedCall]:
-    """Return each call with its result and its character in the text.
+    """Return each call with its result, and with the character of the text before which it stands.
 
-    The calls of a chain follow each other, all before the same character.
+    In a text that begins at character 100 of its document, a call at character 112 stands before character 12. The
+    calls of a chain follow each other, all before the same character.
     """
     placed_calls = []
     for kept_call in kept_calls:

@@ -173,9 +173,11 @@ class _RefusedCall(NamedTuple):
 def _place_call(
     lane: Lane, unplaced_call: UnplacedCall, find_place: Callable[[int], CallPlace | None]
 ) -> _PlacedRow | _RefusedCall:
-    """Return the row of a call, or the reason why it is no call of the tool or has no place.
+    """Return the table row of a call, or the reason why it is no call of the tool or stands inside a token.
 
     Args:
+        lane: The tool with its settings.
+        unplaced_call: The call, which is known by the character of the document before which it stands.
         find_place: Returns the place before the token that begins at a character of the call's text. None if the
             character is inside a token.
     """
@@ -183,6 +185,7 @@ def _place_call(
     if parsed_call.reason is not None:
         return _RefusedCall(unplaced_call.shard, parsed_call.reason)
 
+    # Both are offsets in the document: where the call stands, and where its text begins.
     offset_in_text = unplaced_call.char_offset - unplaced_call.offset
     call_place = find_place(offset_in_text)
     if call_place is None:
@@ -194,9 +197,12 @@ def _place_call(
 def _build_placed_row(
     lane: Lane, unplaced_call: UnplacedCall, parsed_call: ParsedCall, call_place: CallPlace
 ) -> _PlacedRow:
-    """Return the row of a call that stands before a token.
+    """Return the table row of a call for which the token behind it has been found.
 
     Args:
+        lane: The tool with its settings.
+        unplaced_call: The call as it was proposed, known by its characters.
+        parsed_call: The call, parsed.
         call_place: The place before the token: its position in tokens, and the character where the call is inserted,
             both counted from the beginning of the text.
 

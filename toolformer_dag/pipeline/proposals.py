@@ -89,9 +89,9 @@ def inputs(output: TableOutput) -> InputsFinder:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the calls of a shard from all sources of a tool: the model's samples, files, a rule, a server.
+    """Return the calls of a shard (a file of texts) from all sources: the model's samples, files, a rule, a server.
 
-    In the column `sample`, the samples of a position have the numbers 0, 1, ..., and its other calls -1, -2, ....
+    The column `sample` numbers the calls at one position of a text: samples 0, 1, ..., and other calls -1, -2, ....
     So the other calls keep their numbers if more samples are added.
     """
     sampled_calls = _read_sampled_calls(worker, output, shard)
@@ -103,7 +103,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     rejection_counts: RejectionCounts = Counter(sampled_calls.rejection_counts)
     rejection_counts.update(proposed_calls.rejected)
 
-    # The other fields stay those of the samples, such as the names of their row stores.
+    # The other fields stay those of the samples, such as the names of the stores from which the samples were read.
     return replace(sampled_calls, frames=[all_calls], rejection_counts=rejection_counts)
 
 
@@ -115,7 +115,7 @@ def _read_sampled_calls(worker: Worker, output: TableOutput, shard: str) -> Part
 
 
 def _read_proposed_calls(output: TableOutput, shard: str) -> ProposedCalls:
-    """Return the calls of a shard from every source but sampling. Each source has an inner table."""
+    """Return the calls of a shard from every source but sampling. They are in the inner table of each source."""
     columns = output.stage.schema.names()
     frames = [output.stage.schema.to_frame()]  # without rows: gives the columns if there is no inner table
     rejection_counts: RejectionCounts = Counter()
@@ -198,9 +198,10 @@ def build_candidates_stage(lane: Lane) -> Stage:
 
 @cache
 def _build_mixed_stage(*, has_files: bool, has_rule: bool, is_served: bool, is_sampled: bool) -> Stage:
-    """Return the stage scored_candidates for a mix of sources, with an inner table for each source but sampling.
+    """Return the stage scored_candidates, which collects the proposed calls of a tool, for a mix of sources.
 
-    Equal arguments give the same object (cached), since stages are compared by identity.
+    It has an inner table for each source but sampling. Equal arguments give the same object (cached), since stages are
+    compared by identity.
     """
     inner_stages = _list_inner_stages(has_files=has_files, has_rule=has_rule, is_served=is_served)
 

@@ -119,8 +119,8 @@ def iter_documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard in their order, in batches.
 
     Yields:
-        Frames with the columns of STAGE and `place`. DOCUMENTS_PER_PLACE documents in a row share a place, such as
-        "head_0.gz/1", by which row stores are sorted.
+        Frames with the columns of STAGE and `place`, which names a group of DOCUMENTS_PER_PLACE neighbors. The second
+        group of the shard head_0.gz is "head_0.gz/1". What is computed for a group is stored and looked up together.
 
     Raises:
         MissingPart: The shard was not read yet.
@@ -236,7 +236,9 @@ class _ShardReading:
         self._ignored_field_counts: Counter[str] = Counter()
 
     def iter_frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
-        """Yield the documents of the shard, then publish its rejected lines as a part of REJECTED_LINES_TABLE.
+        """Yield the documents of the shard, then publish its rejected lines (those that hold no document).
+
+        These become a part of REJECTED_LINES_TABLE.
 
         Args:
             output: The table of documents, where an earlier run may have published this shard.
@@ -263,10 +265,11 @@ class _ShardReading:
         self._publish_rejected_lines(output)
 
     def _publish_rejected_lines(self, output: TableOutput) -> None:
-        """Publish the rejected lines of the shard as its part of REJECTED_LINES_TABLE.
+        """Publish the rejected lines of the shard (those that hold no document) as its part of REJECTED_LINES_TABLE.
 
         Args:
-            output: The table of documents, whose settings and inputs go into the record of the part.
+            output: The table of documents. Its settings and inputs go into the record of the part, which says what the
+                lines were read from.
         """
         shard = self._shard.name
         lines = pl.DataFrame(self._rejected_lines, schema=REJECTED_LINE_SCHEMA, orient="row")

@@ -140,7 +140,7 @@ class _BenchmarkTexts:
     """The texts of benchmark files, indexed by their passages (13 words in a row), which stay in memory."""
 
     def __init__(self, benchmark_paths: Sequence[Path]) -> None:
-        """Read the files.
+        """Read the questions in the files, and index them, so that documents that share a passage can be found.
 
         Raises:
             UserError: A file cannot be read.

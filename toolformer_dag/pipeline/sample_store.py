@@ -316,14 +316,14 @@ class ChainedSampleStore(SampleStore):
         self._positions_per_text = 1
 
     def _choose_positions(self, measured_texts: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Choose the places at which a further call is sampled after earlier calls.
+        """Choose the places at which a further call is sampled. A place is right after earlier calls in a text.
 
-        A place is chosen if the probability of a further call there is above the threshold tau_s. It is stored like a
-        text with a single token, so its position is always 0.
+        A place is chosen if the probability of a further call there is above the threshold tau_s. Places are stored
+        as if each were a text with a single position, which is 0.
 
         Args:
             measured_texts: The probabilities, in the columns POSITION_SCHEMA. `text_digest` is the hash of a place.
-            texts: Not used.
+            texts: Not used, because a place after a call needs no check of the text around it.
         """
         for measured_place in _iter_measured_texts(measured_texts):
             is_chosen = bool(select_positions(measured_place.probabilities, self._lane.tau_s, self._lane.k))

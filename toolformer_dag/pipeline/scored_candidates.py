@@ -105,17 +105,17 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed_keys: Claime
 
 
 def plan_samples(worker: Worker, sample_store: SampleStore, texts: pl.DataFrame, claimed_keys: ClaimedKeys) -> Planned:
-    """Plan what the model has to compute to sample calls in the texts of a shard.
+    """Plan what the model has to compute to sample calls in the texts of a shard, without what is stored already.
 
-    This is what is not stored yet: the probabilities p_i of a call at each position i of a text, or samples. A sample
-    is what the model writes as a call at one of the most probable positions.
+    The model computes the probability p_i that a call begins at each position i of a text, and samples: what it writes
+    as a call at the likeliest positions.
 
     Args:
-        sample_store: Holds the values that are computed already.
+        sample_store: Holds what is computed already.
         texts: The distinct texts, in the columns text_digest and text. For a ChainedSampleStore they are places after
             earlier calls, in the columns PLACE_SCHEMA.
-        claimed_keys: The texts that earlier shards of this run plan already, which are left out here. The newly planned
-            ones are added to it.
+        claimed_keys: The texts that earlier shards of this run plan to compute. They are left out here, and those
+            planned here are added.
 
     Returns:
         The texts to compute, in chunks, and how many texts and samples are computed and reused.
@@ -163,7 +163,9 @@ class _MissingSamples(NamedTuple):
 def _claim_missing_samples(
     sample_store: SampleStore, requested_samples: RequestedSamples, claimed_keys: ClaimedKeys
 ) -> _MissingSamples:
-    """Find the texts that lack their p_i or samples, and claim them, so that later shards of this run leave them out.
+    """Find the texts that lack samples or p_i (the probability that a call begins at position i), and claim them.
+
+    Later shards of this run leave the claimed texts out, although they may contain them too.
 
     Args:
         sample_store: Holds what is computed already.
@@ -203,7 +205,9 @@ def _select_incomplete_texts(requested_samples: RequestedSamples, missing_sample
 
 
 def _build_chunk(sample_store: SampleStore, texts: pl.DataFrame, stored_sample_keys: pl.DataFrame) -> Chunk:
-    """Build a chunk of work for the model.
+    """Build a chunk of work for the model: texts in which it is to sample calls, and what is stored of them already.
+
+    `measured_texts` are the stored probabilities that a call begins at each position. They are not computed again.
 
     Args:
         texts: The texts of the chunk, with the estimated number of their tokens in the column `tokens`.
@@ -288,7 +292,7 @@ def _build_proposal_request(
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Read the stored samples of a shard's texts, and parse them as calls of the tool.
+    """Read the samples of a shard's texts (what the model wrote as calls of the tool), and parse them.
 
     Returns:
         A row per text and sample: a call, or the reason why the sample is discarded. The discarded samples are counted
@@ -478,11 +482,11 @@ class _PlacedSamples(NamedTuple):
 
 
 def _move_samples_to_judge_tokens(worker: Worker, samples: pl.DataFrame) -> _PlacedSamples:
-    """Move samples to the token positions of the model that computes losses, which is called the judge.
+    """Move samples to the token positions of the judge, the model that computes losses.
 
-    The samples stay as they are if the judge has sampled them itself. Otherwise a sample is dropped, with the reason
-    inside_a_token, if no token of the judge begins at its character, or if an earlier sample with the same number was
-    moved to the same position.
+    The model that sampled them may split texts into other tokens. If it is the judge itself, they stay as they are.
+    Otherwise a sample is dropped, with the reason inside_a_token, if no token of the judge begins at its character, or
+    if an earlier sample with the same number was moved to the same position.
 
     Args:
         samples: The samples, in the columns of STAGE and `text`, `offset` (the start of the text in its document) and

@@ -87,6 +87,8 @@ def create_scored_calls(
 ) -> None:
     """Create the table or view `scored` in a database: the calls of some shards, with their score as `delta`.
 
+    It is a table if the score reads costs, which a view would compute again at each reading.
+
     Args:
         parts: The names of the shards.
         call_files: The Parquet files of the lane's scored calls in these shards.
@@ -99,13 +101,16 @@ def create_scored_calls(
 def build_lane_calls_query(
     plan: Plan, lane: Lane, parts: Sequence[str], call_files: Sequence[str], are_swaps: bool = False
 ) -> str:
-    """Build the SQL query for the calls of some shards, with their score as `delta`.
+    """Build the SQL query for the calls of some shards of a lane (a tool with its settings), with a score as `delta`.
+
+    The score is an SQL expression of the settings. Usually it says how much a call's result lowers the loss.
 
     Args:
         parts: The names of the shards.
         call_files: The Parquet files of the lane's scored calls.
         are_swaps: Whether the files are those of the lane's control, in which calls have results of other documents.
     """
+    # The costs of calls are in other tables. They are joined only if the score contains the word `cost`.
     cost_tables_sql = ""
     if list_lanes_reading_cost(lane.score_by_lane_key):
         cost_tables_sql = _build_cost_sql(plan, lane, parts)
@@ -163,7 +168,11 @@ def query_cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataF
 def _create_cost_tables(
     connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], tau_f: float | None
 ) -> None:
-    """Create the tables that FRONTIER_SQL reads for the costs of calls: texts, tool_costs and lanes.
+    """Create the tables that FRONTIER_SQL reads for the costs of calls.
+
+    - texts: the texts in which the calls stand
+    - tool_costs: what calls of tools cost
+    - lanes: the tools that may be called, with the threshold that is applied to this lane's calls
 
     Args:
         parts: The names of the shards whose files are read.
@@ -219,8 +228,9 @@ def _build_cost_sql(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
         parts: The names of the shards whose files are read.
 
     Returns:
-        Three common table expressions (see COST_TABLES_SQL): the texts with their context, the costs of calls, and the
-        tools that may be called.
+        Parts of a WITH clause (see COST_TABLES_SQL), which define three tables. `texts` has the context of each text:
+        what results depend on besides the input of a call, such as a date. `tool_costs` has the costs of calls by tool,
+        input and context, and `lanes` the tools that may be called.
     """
     text_files = plan.get_lane_table(lane, "heuristic_subset").list_all_files(parts)
     result_files = _list_result_files(plan, lane, parts)

@@ -81,10 +81,13 @@ def _build_requested_samples(output: TableOutput, text_rows: pl.DataFrame) -> pl
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed_keys: ClaimedKeys) -> Planned:
     """Plan the requests to the server: it writes each distinct text of a shard again m times, with calls in it.
 
-    A sample is a text as the server wrote it. Stored samples are not requested again.
+    A sample is one of these m versions of a text. Those that are stored are not requested again.
 
     Args:
-        claimed_keys: The samples that earlier shards of this run plan already. The newly planned ones are added to it.
+        claimed_keys: The samples that earlier shards of this run request. The newly planned ones are added to it.
+
+    Returns:
+        The samples to request in chunks, and the counts of samples to request and to reuse.
     """
     text_rows = output.get_lane_table("heuristic_subset").read_part(shard)
     requested_samples = _build_requested_samples(output, text_rows)
@@ -196,7 +199,7 @@ class _WrittenCalls(NamedTuple):
 
 
 def _parse_written_calls(written_texts: pl.DataFrame, tool_name: str) -> _WrittenCalls:
-    """Read the calls that the server wrote into texts, and count those before which it changed the text.
+    """Read the calls that the server wrote into texts, and count those without a place, since the text before changed.
 
     Args:
         written_texts: A row per text, with TEXT_COLUMNS of the original text and `written`, the text with calls as the

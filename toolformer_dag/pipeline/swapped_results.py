@@ -21,7 +21,9 @@ METHOD = 3
 
 
 def choose_results_of_other_documents(calls: pl.DataFrame, settings: ControlSettings) -> Sequence[Sequence[str]]:
-    """Choose results of calls in other documents for every call that is to be swapped.
+    """Choose results of calls in other documents for the calls that get such results as a control.
+
+    A result of another document cannot help. If a call passes the filter with it, it passes by chance.
 
     Args:
         calls: The distinct calls of a shard in the order of a hash. These columns are used:
@@ -84,10 +86,10 @@ class _CallArrays:
 
 
 def _choose_donor_rows(receiver_row: int, calls: _CallArrays, donors: _CallArrays, max_donors: int) -> list[int]:
-    """Choose the calls whose results the call in a row gets.
+    """Choose the calls (donors) whose results the call in a row gets in place of its own.
 
     A donor must be in another document, have another result, and stand at a position where a call is at least as
-    probable. The search begins at the row and goes on from the first row when it reaches the last.
+    probable. The search begins at the row, and goes on from the first row when it reaches the last.
 
     Args:
         receiver_row: The number of the row of the call that gets the results.
@@ -111,10 +113,11 @@ def _choose_donor_rows(receiver_row: int, calls: _CallArrays, donors: _CallArray
 
 
 def _find_donor_indices(receiver_row: int, calls: _CallArrays, donors: _CallArrays) -> Array:
-    """Find the donors of other documents that have other results and stand at positions as probable or more.
+    """Find the donors whose results a call may get: in other documents, with other results, and at least as probable.
 
-    Calls are sampled at positions where a call is more probable than tau_s. So every tau_s that lets the receiving call
-    exist lets these donors exist too.
+    Probable means that a call is likely to begin at the donor's position (p_api). Only positions above a threshold,
+    tau_s, have calls at all. If tau_s is raised and the receiving call is still there, so are its donors: it keeps its
+    results.
 
     Args:
         receiver_row: The index in `calls` of the call that gets the results.

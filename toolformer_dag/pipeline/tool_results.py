@@ -247,10 +247,13 @@ def _build_result_table(output: TableOutput, result_rows: pl.DataFrame) -> pl.Da
 
 
 def _build_retry_fact(lost_answers: pl.DataFrame) -> dict[str, str]:
-    """Return the field of a record by which the next run tries lost calls again. Without lost calls it is {}.
+    """Return what the record of a table says about lost calls, such as those that ended at a time limit.
 
     Args:
         lost_answers: The lost calls, in the columns RESULT_SCHEMA.
+
+    Returns:
+        The field RETRY_FIELD, which makes the next run try the calls again. {} if no call was lost.
     """
     if lost_answers.is_empty():
         return {}
@@ -278,7 +281,8 @@ class _Answers(NamedTuple):
 def _read_answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answers:
     """Return the answers to calls, at most one answer per call.
 
-    If a call was lost in this run, but has been answered in another way, it does not count as lost.
+    A call is lost if the tool did not answer it in this update, for example within its time limit. If another process
+    has meanwhile stored an answer, or a file gives its result, it is not lost any more.
 
     Args:
         calls: The distinct calls, in the columns RESULT_KEY_COLUMNS.

@@ -114,9 +114,10 @@ class _TrialLake(Lake):
         key_columns: Sequence[str],
         schema: Mapping[str, pl.DataType],
     ) -> RowStore:
-        """Open a row store of the other lake, or of this lake, that notes appended rows in `frames_by_store`.
+        """Open a store of computed rows that also notes appended rows in `frames_by_store`.
 
-        So a trial can tell which rows it computed anew. The arguments are those of `Lake.open_row_store`.
+        So a trial (a run over a few texts) can tell which rows it computed anew. The store is that of the lake whose
+        rows are reused, if there is one. The arguments are those of `Lake.open_row_store`.
         """
         if self._row_lake is None:
             store = super().open_row_store(folder_name, identity, key_columns, schema)

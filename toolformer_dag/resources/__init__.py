@@ -54,7 +54,7 @@ class LakeResource(dg.ConfigurableResource[Lake]):
             yield lake
             return
 
-        # Only the DAGSTER_HOME of this name may later end the run as killed.
+        # Several DAGSTER_HOMEs may share their runs. Only the one with this name may end the run if it was killed.
         if HOME_TAG not in run.tags:
             instance.add_run_tags(run.run_id, {HOME_TAG: get_or_create_home_name(instance)})
 

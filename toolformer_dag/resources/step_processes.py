@@ -19,6 +19,8 @@ PRELOADED_MODULES = (
 def build_step_tags(pool: str) -> dict[str, str]:
     """Return the tags of a step, by which `build_executor` limits the steps that run at once.
 
+    A step outside MODEL_POOL gets the tag BESIDE_MODEL_TAG, too: it can run beside one that asks the model.
+
     Args:
         pool: The pool of the step: steps of the same pool, such as "gpu", do not run at once.
     """

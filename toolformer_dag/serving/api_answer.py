@@ -140,7 +140,7 @@ def _place_tokens(tokens: Sequence[TokenLikelihood], *, first_offset: int) -> li
 def build_call_object(answered_call: AnsweredCall, *, has_calls_in_text: bool) -> dict[str, Any]:
     """Build the JSON object that describes a tool call in an answer.
 
-    Its `offset` is the number of characters before the call in the answer's text.
+    Its `offset` is the number of characters before the call in the answer's text, which may include earlier calls.
 
     Args:
         answered_call: The call, with its result or the reason why it has none.

@@ -175,7 +175,7 @@ class ApiRequest(BaseModel, ABC):
 
     @abstractmethod
     def build_prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
-        """Return the prompts as texts, or as token ids with BOS.
+        """Return the prompts of the request as texts, or as token ids, to which no BOS is added anymore.
 
         Args:
             decoder: Has the tokenizer, and knows how long a prompt may be.

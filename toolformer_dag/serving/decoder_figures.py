@@ -65,7 +65,7 @@ class DecoderFigures:
         self._token_counter.labels("written").inc(generation.token_count)
 
     def count_call(self, tool_name: str, seconds: float, *, has_result: bool, is_lost: bool) -> None:
-        """Count an answered call and the seconds that its text waited for it.
+        """Count a call whose tool has answered or was given up, and the seconds that its text waited for it.
 
         Args:
             tool_name: The name of the tool.

@@ -53,7 +53,8 @@ class _JoinTimer:
     def is_join_due(self, *, waiting_count: int, decoded_count: int) -> bool:
         """Count one step of decoding, and return whether the waiting texts join now.
 
-        In each step they miss their share of all texts. They join once these shares add up to one run of the model.
+        If one text waits while three are decoded, the step misses 1/4 of its possible tokens. Once such shares add up
+        to one run of the model, here after four steps, the texts join.
 
         Args:
             waiting_count: How many texts wait during this step.
@@ -418,9 +419,9 @@ class SharedDecoder:
         )
 
     def _begin_waiting_for_tool(self, writing: Writing, decoded_call: DecodedCall) -> str | None:
-        """Let a text wait for the answer of its open call, with a deadline.
+        """Let a text wait for the answer of its open call, with a deadline, and decide whether the call is run.
 
-        It waits even if the call is not run, until the caller answers the call with the reason.
+        If it is not run, the text waits until the caller answers the call with the reason.
 
         Args:
             writing: The text.
@@ -493,7 +494,8 @@ class SharedDecoder:
         call_with_result = replace(parsed_call, result=tool_result.result, reason=tool_result.reason)
         decoded_call = written_text.drop_repeated_result(call_with_result)
 
-        # All that is finished of the text stands before this call, so its length is the call's position.
+        # All that is finished of the text stands before this call, so its length is the call's position: once in the
+        # text with its earlier calls, and once in the plain text, without them.
         return AnsweredCall(
             decoded_call,
             waited_seconds=time.monotonic() - writing.call_began_at,

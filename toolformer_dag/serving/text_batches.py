@@ -53,7 +53,7 @@ class TextBatch:
         )
 
     def can_take_text(self, written_text: WrittenText, backend: Backend, free_token_count: int) -> bool:
-        """Return whether a text can join the batch.
+        """Return whether a text can join the batch: whether there is a free row, and room in context and memory.
 
         Args:
             written_text: The text.
@@ -102,7 +102,10 @@ class TextBatch:
         return writings_that_left
 
     def _prefill_joining_texts(self, backend: Backend) -> GreedyRows:
-        """Let the model read the tokens of the joining texts (the prefill), and give each of them a row.
+        """Let the model read the texts that join the batch (the prefill), so that their next tokens can be written.
+
+        Changes `rows`, where the model keeps what it has read of each text, and moves the texts from
+        `joining_writings` to `writings`.
 
         Returns:
             The rows of the batch. Row i belongs to `writings[i]`, because both grow at the end.

@@ -250,12 +250,13 @@ def _select_connection_values(server_section: SettingValues) -> dict[str, Any]:
 def _has_tool_sections(
     connection_values: SettingValues, listed_tools: Sequence[dict[str, Any]], section_keys: set[str]
 ) -> bool:
-    """Check whether some tools of a server have sections, so that tools without one are not wanted.
+    """Check whether a server's tools get their examples from sections of their own, such as `[tools.get_weather]`.
 
-    This is never so if the server has examples or a prompt for all its tools.
+    If so, tools without a section have no examples, and may be left out.
 
     Args:
-        connection_values: The values of the server's section.
+        connection_values: The values of the server's section. `examples` or `prompt` there are for all its tools, so
+            that no tool needs a section.
         listed_tools: The tools of the server.
         section_keys: The keys of all sections `[tools.KEY]`, and the names of the tools that sections name.
     """
@@ -350,9 +351,9 @@ def _refuse_unlisted_tools(server_name: str, key_by_tool: Mapping[str, str], lis
 
 
 def _choose_free_key(tool_name: str, server_name: str, sections_by_key: SettingValues) -> str:
-    """Choose the key of a tool's lane from the tool's name: "get_weather" for getWeather.
+    """Choose the key of a tool's lane (the section `[tools.KEY]`) from the tool's name: "get_weather" for getWeather.
 
-    If a section of another server has that key, it is put after the server's name: "office_get_weather".
+    If another server's section has this key already, the name of the tool's server comes first: "office_get_weather".
 
     Raises:
         SettingsError: The name gives no valid key.

@@ -687,14 +687,15 @@ def _format_validation_error(error_details: ErrorDetails, sources: Sources) -> s
 
 
 def _list_sibling_keys(key_path: Sequence[str]) -> list[str]:
-    """List the known keys of the table in which the last key of a path stands.
+    """List the keys that may have been meant by a misspelled one: all known keys of its table.
 
     Args:
-        key_path: The path. All keys but the last are known, and lead to a table.
+        key_path: The path to the misspelled key. All keys before it are known, and lead to its table.
 
     Example:
         For ["model", "nam"] these are the keys of the table `model`: "name", "revision" and so on.
     """
+    # From the outermost table, each key but the last leads one table further in.
     table_type: Any = WrittenSettings  # a table, or a dictionary of tables such as dict[str, ToolSettings]
 
     for key in key_path[:-1]:

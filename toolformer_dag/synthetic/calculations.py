@@ -62,9 +62,10 @@ def draw_operands(
 
 
 def get_part_of_numbers(first_number: Decimal, second_number: Decimal) -> WorldPart:
-    """Return the part of the synthetic world that a pair of numbers belongs to.
+    """Return the part of the synthetic world ("pretraining", "corpus" or "evaluation") of a pair of numbers.
 
-    The order of the two numbers does not matter. The numbers have at most two decimals.
+    So no calculation of one part occurs in another. The order of the two numbers does not matter. They have at most
+    two decimals.
     """
     hundredths = [int(first_number * 100), int(second_number * 100)]
     low, high = sorted(hundredths)
@@ -206,12 +207,14 @@ def write_calculator_phenomenon(random: Random, part: WorldPart, wording_set: Wo
 
 
 def _write_story_phenomenon(random: Random, part: WorldPart, wording_set: WordingSet, scheme: Scheme) -> Phenomenon:
-    """Write a story or a bare sum, with a call of the calculator before its result.
+    """Write a phenomenon, that is, a text with a place where a call helps.
+
+    The text is a story or a bare sum, and the call to the calculator stands before the result.
 
     Args:
         random: The source of the draws.
         part: The part of the synthetic world that the numbers and towns belong to.
-        wording_set: "seen" or "unseen", from which the scheme comes. It is part of the wording's name.
+        wording_set: "seen" or "unseen", from which the scheme comes. It becomes part of the wording's name.
         scheme: The templates of one kind of story or sum, with its operation and kind of numbers.
 
     Example:
@@ -280,8 +283,8 @@ def _draw_story_template(random: Random, scheme: Scheme) -> _StoryTemplate:
     """Draw the template of a story: a setup, if the scheme has any, and then a question or an ending.
 
     Example:
-        The setup "{n} had {a} {it}" and the question "How many are there?" give
-        "{n} had {a} {it}. How many are there?".
+        The first setup "{n} had {a} {it}" and the first question "How many are there?" give
+        "{n} had {a} {it}. How many are there?", with "0.q0" as `part_indexes_key`.
     """
     if not scheme.setups:
         return _draw_question_or_ending(random, scheme)

@@ -108,17 +108,17 @@ class _Purchase(NamedTuple):
 
 
 def _draw_purchase(random: Random, part: WorldPart) -> _Purchase:
-    """Draw purchases until one belongs to a part of the synthetic world.
+    """Draw purchases until one belongs to a part of the synthetic world, such as "evaluation".
 
-    A hash assigns each purchase to one part, so that no question of the training texts is asked again in the
-    evaluation.
+    Every purchase belongs to one part, so that no question of the training texts is asked again in the evaluation.
     """
     while True:
         item = random.choice(get_word_list("calculator", "things"))
         day = random.choice(WEEK_DAYS)
         quantity = random.randint(2, 60)
 
-        # The seed 0 makes the parts the same in every world.
+        # A purchase is hashed into a numbered slot, and each part has its share of the slots. The seed 0 makes the
+        # parts the same in every world.
         slot = _hash_to_number(0, item, day, str(quantity)) % _SLOT_COUNT
         if get_part_of_slot(slot, _SLOT_COUNT) == part:
             return _Purchase(item, quantity, day)

@@ -384,7 +384,8 @@ def _split_statement_with_lead(lead: str, statement: str) -> TextAroundAnswer:
         statement: The statement, with ANSWER_MARK in place of its answer.
 
     Example:
-        The statement of Ada's age gives "In 2050 Ada will be" and " years old".
+        The lead "As far as we know, " and the statement "in 2050, Ada will be" ANSWER_MARK " years old" give
+        "As far as we know, in 2050, Ada will be" and " years old".
     """
     begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
     if begins_sentence:

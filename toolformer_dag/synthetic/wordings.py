@@ -131,7 +131,7 @@ def get_relations(kind: EntityKind) -> tuple[Relation, ...]:
 
 @cache
 def get_story_schemes(wording_set: WordingSet) -> tuple[tuple[Scheme, ...], ...]:
-    """Return the schemes of the stories, in a group for each operation.
+    """Return the schemes of the stories, which are the templates of word problems, in a group for each operation.
 
     The operations are in the order of TEMPLATE_FILE_BY_OPERATION.
     """

@@ -321,9 +321,10 @@ def _build_limited_validator_class(validator_class: Any) -> Any:
 
 
 def _wrap_evolve_with_counted_rules(evolve: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap jsonschema's method `evolve` so that rules of inner schemas are counted as well.
+    """Wrap jsonschema's method `evolve` so that the rules of inner schemas are limited in number as well.
 
-    jsonschema calls this method to make the validator of a schema inside another schema.
+    jsonschema calls this method to make the validator of a schema inside another schema, such as the one of an
+    argument. Each rule that is applied counts against the budget of the whole check (`_rule_budget`).
     """
 
     def evolve_with_same_rules(validator: Any, *, schema: Any, **changes: Any) -> Any:

@@ -516,7 +516,7 @@ def replace_paper_markers(text: str, markers: CallMarkers) -> str:
 
 
 def _format_call_with_markers(written_call: "_WrittenCall", markers: CallMarkers) -> str:
-    """Write a call that stands in a text with other markers.
+    """Return a call of a text, written with other markers: " [QA(Who?) -> She]" may become " <QA(Who?) = She>".
 
     If there is no space before the call, as in the instructions of a prompt, none is added.
     """
@@ -530,7 +530,7 @@ def _format_call_with_markers(written_call: "_WrittenCall", markers: CallMarkers
 
 
 def restore_paper_markers(call_body: str, markers: CallMarkers) -> str:
-    """Replace the markers in a call by the paper's markers.
+    """Replace the markers in a call by the paper's markers, so that calls of every model are read in the same way.
 
     Args:
         call_body: What a model wrote after the opening marker, such as "QA(Who?) =".
@@ -638,6 +638,8 @@ def _parse_closed_call(
     text: str, opening_match: re.Match[str], marker_search_start: int, markers: CallMarkers
 ) -> _WrittenCall:
     """Find the parts of a call whose closing marker is known to follow.
+
+    In "a [QA(Who?) -> She] b" the call starts at 1, its name at 3, its arrow at 11 and its closing marker at 18.
 
     Args:
         text: The text that contains the call.

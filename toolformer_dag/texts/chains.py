@@ -45,7 +45,9 @@ def format_chain_text(links: Sequence[ChainLink]) -> str:
 
 
 def hash_chain_place(text_digest: str, position: int, chain_json: str) -> str:
-    """Compute a hash, 32 hexadecimal digits, of the place after a chain at which a further call is sampled.
+    """Compute the name of a place at which a further call is sampled: right after a chain of calls in a text.
+
+    The name is a hash of 32 hexadecimal digits. Stored samples are found by it, as those of a text by the text's hash.
 
     Args:
         text_digest: The hash of the text.
@@ -107,15 +109,16 @@ def _build_swap_comparison(
 
 
 def compute_least_need(call_count: int, gains: Sequence[float]) -> float:
-    """Compute how much the least needed result of a chain helps, in nats.
+    """Compute how much the least needed result of a chain helps the calls after it, in nats.
 
-    A result helps as much as the later call that gains most from it.
+    If it does not help, the calls only stand side by side, and are no real chain. A result helps as much as the later
+    call that gains most from it. The last result has no later call, and does not count.
 
     Example:
         For three calls with the gains [0.1, 2.0, 0.5], result 1 helps 2.0 and result 2 helps 0.5, so the answer is 0.5.
 
     Args:
-        call_count: The number of calls in the chain.
+        call_count: The number of calls in the chain, at least 2.
         gains: How much likelier a later call is after the real result than after another one. First come the gains
             from result 1 for call 2, call 3 and so on, then those from result 2 for call 3 and so on.
     """

@@ -238,7 +238,7 @@ def _coalesce_values(value: Any, later_value: Any) -> Any:
     """Return the first of two values that can be used.
 
     None cannot be used, and neither can an UnreachableValue, which stands for a value at an impossible path. If neither
-    of the two can be used, an UnreachableValue is preferred to None.
+    of the two can be used, an UnreachableValue is preferred to None, because it says what is wrong with the record.
     """
     is_usable = value is not None and not isinstance(value, UnreachableValue)
     if is_usable or later_value is None:

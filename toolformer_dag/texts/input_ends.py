@@ -59,6 +59,8 @@ def find_input_end(text: str, name_start: int = 0) -> int | None:
 def find_text_after_input(searched_text: str, text: str, name_start: int = 0) -> int:
     """Find the first `searched_text`, such as "]" or "->", after the input of a call.
 
+    In 'W(to="a -> b") -> c' the first "->" is part of the input, so the result is 15, the offset of the second.
+
     Args:
         searched_text: The text to search for.
         text: The text that contains the call.
@@ -76,8 +78,11 @@ def find_text_after_input(searched_text: str, text: str, name_start: int = 0) ->
 def find_input_ends(text: str, name_starts: Collection[int]) -> dict[int, int | None]:
     """Find, for each call in a text, the offset from which its closing marker is to be searched.
 
-    The results are the same as with `find_input_end` for one call after the other, but the time is linear. A loop
-    over `find_input_end` could read a long string once per call.
+    This is `find_input_end` for many calls, in linear time. A loop over `find_input_end` could read a long string once
+    per call.
+
+    Example:
+        find_input_ends('[W(city="a]")] [QA(Who?)]', [1, 16])  # {1: 13, 16: 16}: after the ")" of W, at the name QA
 
     Args:
         text: The text that contains the calls.
@@ -158,8 +163,8 @@ def _find_deciding_brackets(text: str, offsets: Collection[int]) -> dict[int, _B
 
     positions = [match.start() for match in _QUOTE_OR_BRACKET_PATTERN.finditer(text)]
     for position in reversed(positions):
-        # The scan stands before the quote or bracket that follows this one. Its deciding bracket is that of all offsets
-        # in between, which are outside of strings.
+        # The scan stands before the next quote or bracket to the right. Nothing counts between this position and that
+        # one, so the scan's deciding bracket is that of all offsets in between, which are outside of strings.
         while remaining_offsets and remaining_offsets[-1] > position:
             brackets[remaining_offsets.pop()] = scan.bracket_if_outside
         if not remaining_offsets:
@@ -225,10 +230,9 @@ class _BackwardScan:
     def _step_before_quote(self, position: int) -> None:
         """Move before a quote, where a string begins or ends, and update both brackets.
 
-        `bracket_if_outside` and `bracket_if_inside` are the deciding brackets to the right of the position, supposing
-        that it is outside or inside a string. If the position before the quote is outside, the one after it is inside,
-        and the other way round, so the two are swapped. An escaped quote does not end a string: after it the position
-        is inside in both cases.
+        A quote has the inside of a string on one side only: if the position before it is outside, the one after it is
+        inside, and the other way round. So `bracket_if_outside` and `bracket_if_inside` are swapped. Only an escaped
+        quote does not end a string: after it the position is inside in both cases.
 
         On the way back through `")")`, whose first ")" is in a string, the last ")" is:
 

@@ -112,9 +112,11 @@ class TextUnits:
         return list(later_units.values())
 
     def _is_only_after_call(self, call_offset: int, unit_key: str) -> bool:
-        """Check whether the text has a number or word only after an offset.
+        """Check whether the text has a number or word, and has it only after an offset.
 
-        A number must not occur before it as a word either, as "twelve" for 12.
+        Example:
+            In "Rome has 12 hills", "12" is only after offset 5. In "twelve hills, 12 in all" it is not only after
+            offset 7, because "twelve" says it before.
 
         Args:
             call_offset: The offset.

@@ -155,10 +155,13 @@ class _Cutter:
     def iter_fitting_pieces(self, spans: Sequence[_Span], gap_patterns: Sequence[re.Pattern[str]]) -> Iterator[Piece]:
         """Turn parts of the text into pieces, and cut those parts that have too many tokens.
 
+        Example:
+            With the patterns (SENTENCE_GAP, WORD_GAP), a paragraph that is too long is cut into sentences, and a
+            sentence that is too long into words.
+
         Args:
             spans: The parts.
-            gap_patterns: Patterns of places to cut at. The first is used for parts that are too long, and the next for
-                what is still too long after that.
+            gap_patterns: Patterns of places to cut at, the first for parts that are too long, and so on.
 
         Yields:
             The pieces. After the last pattern they are yielded even if they are too long.

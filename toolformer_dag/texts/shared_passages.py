@@ -67,19 +67,20 @@ def _hash_words(texts: Sequence[str]) -> _Words:
 
 
 def _iter_runs_by_length(words: _Words) -> Iterator[_Runs]:
-    """Hash all sequences of 8 consecutive words within a text, then all of 9, and so on up to 13.
+    """Hash all runs of 8 words (MIN_PASSAGE_WORDS) that follow each other in a text, then all of 9, and so on up to 13.
 
     Args:
-        words: The words of all texts.
+        words: The words of all texts, one after the other.
 
     Yields:
-        The sequences of each length from all texts.
+        For each length the runs of all texts. A run that begins in one text and ends in the next is left out.
     """
     max_length = min(PASSAGE_WORDS, len(words.hashes))
     run_hashes = words.hashes  # at each word, the hash of the run that begins there
 
     for length in range(2, max_length + 1):
-        # A run of `length` words is a run of one word less and the word after it.
+        # A run of `length` words is a run of one word less and the word after it, and so is its hash. Shorter runs than
+        # those that are yielded are hashed on the way.
         run_hashes = run_hashes[:-1] * HASH_FACTOR + words.hashes[length - 1 :]
         if length >= MIN_PASSAGE_WORDS:
             yield _select_runs_within_texts(length, run_hashes, words.text_numbers)
@@ -87,6 +88,9 @@ def _iter_runs_by_length(words: _Words) -> Iterator[_Runs]:
 
 def _select_runs_within_texts(word_count: int, run_hashes: Hashes64, text_numbers_of_words: TextNumbers) -> _Runs:
     """Select the runs whose words are all from the same text.
+
+    Example:
+        If the texts of four words are [0, 0, 1, 1], of their three runs of 2 words the first and the last stay.
 
     Args:
         word_count: The number of words of each run.

@@ -315,19 +315,23 @@ def _resolve_reference(reference: str, resolver: Any) -> Any:
 
 
 def _find_names_required_in_parts(schema: _CopiedSchema, argument_names: set[str]) -> set[str]:
-    """Find arguments that every call needs but that are named only in parts of the schema, such as under `anyOf`.
+    """Find arguments because of which a tool is refused: calls need them, but decoding could not write them.
+
+    Decoding writes only the arguments that the schema names at its top. Others are named in its parts.
+
+    Example:
+        The arguments are {"id", "name"} for {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}.
 
     Args:
         schema: The schema of a tool.
-        argument_names: The arguments that the schema names as a whole.
+        argument_names: The arguments that are named at the top of the schema.
 
     Returns:
-        The arguments that are not in `argument_names`. For {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}
-        these are {"id", "name"}. Only the first such group of alternatives is considered, because one is enough
-        to refuse the schema.
+        The arguments of the first group of alternatives (such as `anyOf`) of which each requires some that are not in
+        `argument_names`. Empty if there is no such group.
     """
-    # Without any name the tool would seem to take no arguments, so the optional ones of the parts count too, as in
-    # {"anyOf": [{"properties": {"id": {}}}]}.
+    # If the top names none, the tool would seem to take no arguments. Then the optional ones of a part count too, as
+    # in {"anyOf": [{"properties": {"id": {}}}]}.
     takes_no_arguments = not argument_names
 
     for alternatives in _group_alternatives(schema.root_schema):  # a call has to fit one alternative of each group
@@ -372,7 +376,9 @@ def _collect_required_names(
 
 
 def _is_for_decoding(keyword: str, value: Any) -> bool:
-    """Check whether llguidance gets a keyword of a schema with this value.
+    """Check whether a keyword with this value stays in the schema for llguidance, which decoding follows.
+
+    Left out are _OMITTED_KEYWORDS, such as annotations, and numbers or patterns that llguidance cannot compile.
 
     Raises:
         ValueError: The value is a pattern that no engine reads, or a multipleOf that is not finite.

@@ -46,9 +46,10 @@ def _replace_lone_surrogate(escape_match: re.Match[bytes]) -> bytes:
 
 
 def run_with_bounded_lines(max_line_bytes: int, error_message: str, command: list[str]) -> int:
-    """Run a program to its end, and copy the lines that it prints to the standard output.
+    """Run a program (an MCP server) to its end, and pass the lines that it prints on to the standard output.
 
-    An escaped half of a surrogate pair, which strict readers of JSON refuse, is replaced by U+FFFD.
+    Lines that its client could not take are changed: too long ones become errors, and an escaped half of a surrogate
+    pair, which strict readers of JSON refuse, becomes U+FFFD.
 
     Args:
         max_line_bytes: A line with more bytes is replaced by a JSON-RPC error.
@@ -117,14 +118,17 @@ def read_line_end(stream: IO[bytes], line_start: bytes, max_line_bytes: int) -> 
 def build_error_answer(answer_start: bytes, answer_end: bytes, error_message: str) -> bytes:
     """Build a JSON-RPC error that is sent in place of an answer that is too long.
 
+    The error has the field `id` of the answer, by which the client knows to which request it belongs. Some libraries
+    write this field first, others last.
+
     Args:
-        answer_start: The beginning of the long answer, in which the number of its request may be.
-        answer_end: Its end, in which the number may be too.
+        answer_start: The beginning of the long answer.
+        answer_end: Its end.
         error_message: What the error says.
 
     Returns:
-        The error as a line of JSON. If there is no number, the line only has `"jsonrpc": "2.0"`, because clients ignore
-        an error without a number.
+        The error as a line of JSON. Without an `id` in the answer, it is only `{"jsonrpc": "2.0"}`, because clients
+        would ignore an error without one.
     """
     error_answer: dict[str, object] = {"jsonrpc": "2.0"}
 

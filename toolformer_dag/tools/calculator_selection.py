@@ -104,12 +104,16 @@ def has_operation_with_result(text: str, all_numbers: Sequence[Number]) -> bool:
 
 
 def _is_last_operand(placed: "_PlacedNumbers", first_nearby_index: int, second_index: int) -> bool:
-    """Check whether an operation on a number and one before it has a result that is a third number near them.
+    """Check whether a number is the later operand of an operation whose result stands in the text near both operands.
+
+    Example:
+        In "3 men and 4 women, 7 people" it is true for the 4 (index 1), because 3 + 4 = 7.
 
     Args:
         placed: The numbers of the text.
-        first_nearby_index: The index of the first number that may be the earlier operand.
-        second_index: The index of the number that is the later operand.
+        first_nearby_index: The index of the first number that may be the earlier operand. All numbers from this one up
+            to the later operand are tried.
+        second_index: The index of the later operand.
     """
     operations = chain(
         _iter_sums_and_differences(placed, first_nearby_index, second_index),
@@ -160,9 +164,10 @@ def _place_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
     Example:
         2.5 and 3 become 250 and 300, with 100 units per one. 2.125 and 3 become 2125 and 3000, with 1000 units per one.
     """
-    # The new unit is a step of several finest units: the greatest integer that divides all values, and also a
-    # hundredth, because results are rounded to hundredths.
-    values_in_finest_units = [number.value_in_units for number in all_numbers]  # UNITS_PER_ONE of them make 1
+    # In finest units, of which UNITS_PER_ONE make 1, each value is a whole number, but a large one. So several of them
+    # (`step`) are taken as the new unit: as many as possible, so that each value is still a whole number of units, and
+    # so is a hundredth, to which results are rounded.
+    values_in_finest_units = [number.value_in_units for number in all_numbers]
     step = gcd(UNITS_PER_ONE // 100, *values_in_finest_units)
     values_in_steps = [value // step for value in values_in_finest_units]
     positions = _compute_token_positions(text, all_numbers)

@@ -93,7 +93,7 @@ def _select_foreign_chunks(
     Raises:
         OverBudget: fastText would get too many characters.
     """
-    candidates = _select_unclear_chunks(chunks)
+    candidates = _select_unclear_chunks(chunks)  # those that are not plainly English by their words
 
     texts = [candidate.text for candidate in candidates]
     character_count = sum(len(text) for text in texts)

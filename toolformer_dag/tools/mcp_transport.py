@@ -230,6 +230,8 @@ async def open_mended_streams(
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Connect to a server and open the two streams from it and to it that `mcp.Client` needs.
 
+    Common mistakes in the server's list of tools are corrected, because the SDK would refuse the whole list.
+
     Args:
         connection_target: The command that starts the server, or the connection to its URL (see `build_transport`).
         schemas_by_tool: Gets the schemas of each tool of the server, by name, as soon as the list of tools was read.

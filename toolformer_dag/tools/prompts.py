@@ -267,7 +267,10 @@ def _warn_of_changed_texts(examples: Sequence[PromptExample], tool_name: str, pr
 
 
 def _split_into_example_blocks(prompt_text: str, prompt_source: object) -> list[str]:
-    """Split a prompt into what follows each `Input:`, which is a text, `Output:` and the text with calls.
+    """Split a prompt into the blocks that follow each `Input:`, one for each example.
+
+    Example:
+        "Add calls.\\nInput: A\\nOutput: B\\nInput: C\\nOutput: D" gives [" A\\nOutput: B\\n", " C\\nOutput: D"].
 
     Args:
         prompt_text: The prompt.
@@ -385,7 +388,10 @@ def _check_arguments(call_input: str, schema: Schema, call_label: str) -> None:
 
 @cache  # so that each example is warned of once per process
 def _warn_of_changed_text(input_text: str, output_text: str, example_label: str) -> None:
-    """Log a warning if an example's Output, without its calls, is another text than its Input.
+    """Log a warning if an example of a prompt changes its text instead of only adding calls.
+
+    An example has the lines `Input: It is 17.` and `Output: It is [Weather()] 17.` Without its calls, the Output must
+    equal the Input.
 
     Args:
         input_text: The Input.

@@ -32,7 +32,10 @@ MAX_OPEN_FILES = 256
 
 
 def main() -> None:
-    """Load the tool that the first request describes, under its limits, and then answer requests until none is left."""
+    """Serve a tool in its sandbox: load it as the first request says, and then answer requests until none is left.
+
+    The process lowers its own limits before it loads the tool.
+    """
     requests = _take_standard_input()
     answers = _Answers(_take_standard_output())
     setup = json.loads(requests.readline())

@@ -150,7 +150,7 @@ def build_system_call_filter(machine: str = "", refused_calls: Sequence[str] = R
 
 
 def _encode_instruction(operation_code: int, operand: int, *, jump_if_true: int = 0, jump_if_false: int = 0) -> bytes:
-    """Return the eight bytes of an instruction of a filter.
+    """Return the eight bytes of an instruction of a filter, a program that the kernel runs before each system call.
 
     Args:
         operation_code: What the instruction does, such as JUMP_IF_EQUAL.

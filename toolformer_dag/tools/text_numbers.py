@@ -120,13 +120,12 @@ def _split_number_run(number_run: str) -> Sequence[str]:
 
 
 def _parse_value(whole_digits: str, decimal_digits: str, percent_sign: str) -> int:
-    """Return the value of a number in units of 1 / UNITS_PER_ONE, of which there are 10**UNIT_DIGITS in 1.
+    """Return the exact value of a number, as a whole number of tiny units: 10**UNIT_DIGITS units make 1.
 
-    The value is exact: there are at most MAX_DECIMALS decimals, two fewer than UNIT_DIGITS, which leaves the last two
-    digits for the division by 100 of a percent sign.
+    There are two digits more than a number may have decimals, because a percent sign divides by 100.
 
     Example:
-        "1,200", "5" and "" give 1200 and 5, followed by zeros to UNIT_DIGITS digits after the 1200.
+        "1,200", "5" and "" give 1200.5 * 10**UNIT_DIGITS, and "5", "" and "%" give 0.05 * 10**UNIT_DIGITS.
 
     Args:
         whole_digits: The digits before the point, possibly with commas. They are empty in `.5`.

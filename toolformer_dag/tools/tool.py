@@ -320,6 +320,8 @@ class Tool(ABC):
     def wants(self, text: str, document: Document) -> str | None:
         """Return why calls are worth trying in a text, or None to skip it.
 
+        By default every text is tried. A tool that helps in few texts overrides this, so that the model has less to do.
+
         Args:
             text: A segment of a selected document.
             document: This document.

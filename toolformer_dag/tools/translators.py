@@ -380,6 +380,8 @@ class NeuralTranslator:
     def find_selection_reason(self, text: str) -> str | None:
         """Return "foreign_chunk" if a text has a foreign chunk between English ones, else None.
 
+        A chunk is ten tokens of a paragraph. A foreign one may be worth translating.
+
         Raises:
             OverBudget: The text costs too much work.
             IdentifierError: fastText's model cannot be loaded.

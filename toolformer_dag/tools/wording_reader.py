@@ -127,7 +127,14 @@ def _list_relation_words() -> tuple[RelationWords, ...]:
 
 
 def _build_relation_words(relation: Relation) -> RelationWords:
-    """Count in how many wordings of a relation each word stem stands, and make patterns that read its sentences."""
+    """Count in how many wordings of a relation each word stem stands, and make patterns that read its sentences.
+
+    By the counts a question is recognized as one about the relation, and by the patterns a sentence that answers it.
+
+    Args:
+        relation: A relation such as the year in which a bridge was built. Its wordings are templates of questions and
+            sentences, such as "{e} was built in {v}."
+    """
     wordings = (relation.question, relation.keyword, *relation.questions, *relation.statements, *relation.sentences)
 
     wording_counts_by_stem: Counter[str] = Counter()
@@ -210,7 +217,9 @@ def _list_answer_candidates(question_stems: KeysView[str], passage: Passage) -> 
 
 
 def answer_by_wording(questions: Sequence[str], passages_per_question: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-    """Answer each question from its passages of the synthetic world's encyclopedia.
+    """Answer each question from its passages of the synthetic world's encyclopedia, without a model.
+
+    The words of a question show which fact it asks for: "When was Alder Bridge built?" asks for the year.
 
     Args:
         questions: The questions.

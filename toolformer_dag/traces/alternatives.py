@@ -108,7 +108,7 @@ def select_alternatives(
     """Select alternatives to the result of a call from results in other conversations.
 
     Args:
-        means: Whose results they are: OTHER_RESULTS (of the same tool) or OTHER_TOOLS.
+        means: Which results they are, noted in the returned value: OTHER_RESULTS (of the same tool) or OTHER_TOOLS.
         call: The recorded call.
         candidate_results: The results to select from. A result with the same values as the recorded one is left out.
         max_count: How many alternatives are wanted.

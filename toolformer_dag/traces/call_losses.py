@@ -33,7 +33,9 @@ def iter_call_keys(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
 
 
 def read_calls_of_chunk(plan: Plan, chunk: UnitChunk) -> list[CallToJudge]:
-    """Read the calls of a chunk, each with its conversation and the other results to put in place of its own.
+    """Read some recorded calls of a shard (a chunk), whose results the model is to judge.
+
+    Each has its conversation, and results of other calls, which the model reads in place of its own for comparison.
 
     Raises:
         StorageError: Another run has replaced the conversations since the chunk was planned.

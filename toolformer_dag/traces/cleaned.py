@@ -242,10 +242,10 @@ class _FileCleaning:
             yield from self._build_record_group(conversations).iter_cleaned_records()
 
     def _build_record_group(self, conversations: Iterator[ReadConversation]) -> "_RecordGroup":
-        """Collect the records of some conversations, and decide and count what is left out of them.
+        """Collect the records of some conversations, and decide what is left out of each of them.
 
-        By the verdicts on the calls and by `drop_choice`, these are single calls with the answers that rested on them,
-        or whole conversations.
+        This may be single calls with the answers that rested on them, or the whole conversation. It is added to
+        `self.counts`.
 
         Args:
             conversations: The conversations that were read from the same records, at least one.
@@ -272,7 +272,7 @@ def _group_verdicts_by_conversation(all_verdicts: pl.DataFrame, source_name: str
         source_name: The name of the file.
 
     Returns:
-        The verdicts by the name of their conversation, such as traces.jsonl:12.
+        The verdicts by the name of their conversation, such as traces.jsonl:12. They no longer have these two columns.
     """
     verdicts_by_conversation: dict[str, list[Verdict]] = {}
     verdicts_of_file = all_verdicts.filter(pl.col("source") == source_name).drop("source")
@@ -353,6 +353,7 @@ class _RecordGroup:
             first_conversation: The first conversation that was read from these records.
             record_by_number: The records of the file by number. Those before the conversation may be missing.
         """
+        # The conversation's records are its first one and those that follow, `record_count` in all.
         first_number = first_conversation.first_record_number
         record_count = first_conversation.record_count
         numbers_from_first = sorted(number for number in record_by_number if number >= first_number)
@@ -389,10 +390,10 @@ class _RecordGroup:
         yield from later_records
 
     def _build_remaining_records(self) -> list[Any]:
-        """Remove the calls and messages that are left out from the records, and return what remains, at least one.
+        """Return the records without the calls and messages that are left out.
 
-        It is not called if all conversations are left out, so something remains. There is a single record unless the
-        records together are one conversation (`is_whole_file`).
+        This is a single record, unless the records together are one conversation (`is_whole_file`). At least one
+        remains, because this is not called if all conversations are left out.
 
         Raises:
             UserError: Records of this form can only be left out as a whole.
@@ -513,16 +514,16 @@ def _select_assistant_messages(messages: Sequence[RecordedMessage]) -> list[Reco
 def _loses_support(
     messages: Sequence[RecordedMessage], message_range: range, left_out_verdicts: Sequence[Verdict]
 ) -> bool:
-    """Return whether an answer rests on nothing any more when some calls before it are left out.
+    """Return whether an answer has to go too, because all calls that it could rest on are left out.
 
     Args:
         messages: The messages of the conversation.
-        message_range: The numbers of the messages from one of the user to the next one.
+        message_range: The numbers of the messages from one of the user up to the next one, which is not included.
         left_out_verdicts: The verdicts on the calls in this range that are left out, at least one.
 
     Returns:
-        True if all calls of the range are left out, unless the verdict on each of them says that the answer was as
-        likely without it: then the answer rests on what was said before.
+        False if another call of the range stays. False too if the answer was as likely without any of the calls left
+        out: it then rests on what was said before. Otherwise True.
     """
     call_count = sum(len(messages[number].calls) for number in message_range)
     if len(left_out_verdicts) < call_count:  # some calls stay
@@ -552,8 +553,8 @@ def _build_preference_pairs(judgement: Judgement) -> list[dict[str, Any]]:
     """Build training examples that prefer a helpful call to a needless one after the same messages.
 
     Returns:
-        The examples in the form of TRL: `prompt`, `chosen` and `rejected` are lists of OpenAI messages. The gains of
-        both calls are added.
+        The examples in the form of TRL: `prompt`, `chosen` and `rejected` are lists of OpenAI messages. Two further
+        fields, `gain_chosen` and `gain_rejected`, hold the gains of the two calls.
     """
     pairs = [_CallPair(*row) for row in query(judgement.database, PAIRS_SQL).iter_rows()]
 

@@ -85,11 +85,13 @@ def _collect_limits(plan: Plan) -> dict[str, Any]:
 
 
 def make_sample_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the rows of a shard in the table of results that it lends to other shards.
+    """Return the results of a shard (donors) that calls of other shards may get in place of their own.
 
-    There is a row per donor, a result that calls of other shards may get in place of their own: up to
-    MAX_LENT_RESULTS per tool. The column `lacks` is true if the shard has too few donors of the tool for its own calls.
-    It then borrows donors from these rows of the other shards.
+    A tool has up to MAX_LENT_RESULTS rows, with these columns:
+
+    - shard, tool
+    - lacks: whether the shard has too few donors of the tool for its own calls, and so borrows from other shards
+    - the fields of the donor
     """
     results_per_call = output.plan.settings.traces.swaps
     donors_by_tool = sorted(_collect_donors(output, shard).iter_donors_by_tool())  # those of a tool are sorted by hash
@@ -124,7 +126,9 @@ def build_inputs_finder(output: TableOutput) -> InputsFinder:
 def _collect_shard_inputs(
     calls_table: Table, borrowed_fingerprint_by_shard: Mapping[str, Any], shard: str
 ) -> Mapping[str, Any]:
-    """Return the versions of what a shard's rows are made from: its calls, and the results that it borrows.
+    """Return the versions of what a shard's rows are made from. If one changes, the rows are computed anew.
+
+    The rows are made from the calls of the shard, and from results of other shards that it borrows.
 
     Args:
         calls_table: The table of recorded calls.
@@ -172,12 +176,15 @@ def _list_borrowers(samples: pl.LazyFrame) -> pl.DataFrame:
 
 
 def _identify_borrowed_results(tool_samples: pl.DataFrame, shard: str, tool: str) -> list[Any]:
-    """Return what identifies the results of a tool that a shard borrows: the tool, their hashes and their documents.
+    """Return what identifies the results of a tool that a shard borrows. If it changes, the shard is computed anew.
 
     Args:
         tool_samples: The samples of the tool from all shards, sorted by hash.
         shard: The shard that borrows. Its own samples are left out.
         tool: The name of the tool.
+
+    Returns:
+        A list of three: the tool, the hashes of the results, and their documents.
     """
     samples_of_other_shards = tool_samples.filter(pl.col("shard") != shard)
     borrowed_samples = _select_first_distinct_samples(samples_of_other_shards)
@@ -258,7 +265,8 @@ class OtherToolResults:
 class ShardResults:
     """The results that the calls of a shard may get in place of their own.
 
-    A circle is a list of results, sorted by hash; each call takes some, beginning at the one next to its own hash.
+    A circle is a list of results, sorted by hash. Each call takes some, beginning at the one next to its own hash, and
+    after the last comes the first.
 
     Attributes:
         circles_by_tool: by tool, a circle of the shard's own results of the tool, then a circle of borrowed results.
@@ -271,16 +279,17 @@ class ShardResults:
     results_per_call: int
 
     def find_same_tool_alternatives(self, call_row: Mapping[str, Any]) -> Alternatives:
-        """Choose results that the call's tool gave in other conversations.
+        """Choose results to put in place of a call's own: results that its tool gave in other conversations.
 
         Args:
             call_row: The row of the call in the table of recorded calls.
 
         Returns:
-            The results, or no alternatives if there are too few.
+            At most `results_per_call` results. NO_ALTERNATIVES if there are fewer than MIN_OTHER_RESULTS.
         """
         call = _build_recorded_call(call_row)
-        # Each circle is a list of results of the tool: those of this shard, then those borrowed from other shards.
+        # A circle is a list of results that is read from somewhere in the middle on, and around its end. The first one
+        # holds the tool's results in this shard, the second one those borrowed from other shards.
         circles = self.circles_by_tool.get(call.tool, [])
         # Lazy: a later circle is begun only if the earlier ones have too few results.
         candidate_results = chain.from_iterable(
@@ -321,13 +330,10 @@ class ShardResults:
 
 
 def _collect_shard_results(output: TableOutput, shard: str) -> ShardResults:
-    """Collect the results that calls of a shard may get in place of their own.
+    """Collect the results (donors) that calls of a shard may get in place of their own.
 
-    They are the shard's own results by tool, then results borrowed from other shards for tools with too few. The first
-    MAX_LENT_RESULTS results of every tool are kept apart, for calls whose tool has too few even then.
-
-    A result that other calls may get is a donor. The donors of a tool, sorted by hash, are a circle: a call takes those
-    that follow its own hash, and after the last comes the first.
+    By tool, they are those of the shard itself, then those borrowed from other shards if it has too few. The first
+    MAX_LENT_RESULTS of every tool also serve calls of other tools that have too few even then.
     """
     shard_donors = _collect_donors(output, shard)
     other_tool_results = OtherToolResults()
@@ -360,10 +366,10 @@ def _iter_frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
 def _choose_alternatives(
     plan: Plan, shard: str, call_rows: Sequence[Mapping[str, Any]], shard_results: ShardResults
 ) -> list[Alternatives]:
-    """Choose, for each call, results to put in place of its own, which show whether what follows rests on it.
+    """Choose, for each call, results to put in place of its own. They show whether what follows rests on its own.
 
     They are results of its tool in other conversations. If there are too few, they are its own result with other
-    values, or results of other tools. Only for these the conversation of the call is read.
+    values, or results of other tools. Only then is the conversation of the call read.
 
     Args:
         plan: The plan with the conversations.

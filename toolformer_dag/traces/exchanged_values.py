@@ -159,7 +159,10 @@ def classify_value(value: ResultValue) -> str:
 
 
 def _classify_text(text: str) -> str:
-    """Return "confirmation", "coded", "name" or "prose" for a text by its words; see `classify_value`."""
+    """Return the kind of a text, which decides how it is replaced: "confirmation", "coded", "name" or "prose".
+
+    Examples are "Order 17 placed successfully", "AB12", "New York" and a longer text.
+    """
     words_in_lower_case = re.findall(r"\w+", text.casefold())
     if AFFIRMATION_WORDS.intersection(words_in_lower_case):
         return "confirmation"
@@ -173,6 +176,7 @@ def _classify_text(text: str) -> str:
 def exchange_values(result: str, tool: str, seed: str, text_before: str, string_pools: StringPools) -> str | None:
     """Replace the values in the result of a call at random, for example {"temp": 18} with {"temp": 31}.
 
+    The changed result is for a test: an answer that rests on the real result is less likely after the changed one.
     The form of the result stays. Equal values get the same replacement.
 
     Args:

@@ -142,9 +142,9 @@ class Judge:
         return self._engine
 
     def iter_judged_units(self, units: Sequence[UnitToJudge]) -> Iterator[JudgedUnit]:
-        """Yield the units with their losses, or with the reason for having none, in their order.
+        """Yield each unit (such as a recorded call) with its losses, or with the reason for having none, in order.
 
-        They are judged in chunks. The losses of a chunk are stored before the next chunk is begun.
+        The losses of a chunk of units are stored before the next chunk is begun.
 
         Raises:
             ModelError: The model cannot be loaded.
@@ -155,8 +155,9 @@ class Judge:
             yield from self._iter_judged_chunk(units[first : first + chunk_size])
 
     def _iter_judged_chunk(self, units: Sequence[UnitToJudge]) -> Iterator[JudgedUnit]:
-        """Yield units with their losses; all of these are computed and stored before the first unit is yielded."""
-        # For each unit its variants, or the reason (a string) why it cannot be judged.
+        """Yield units (such as recorded calls) with their losses, after all of these are computed and stored."""
+        # For each unit its variants (token sequences with the unit, without it and with other texts in its place), or
+        # the reason (a string) why it cannot be judged.
         variants_or_reasons = [self.variant_writer.write_variants(unit) for unit in units]
         variants_of_units = [variants for variants in variants_or_reasons if not isinstance(variants, str)]
         loss_by_digest = self._collect_losses(variants_of_units)
@@ -170,11 +171,12 @@ class Judge:
     def _build_judged_unit(
         self, unit: UnitToJudge, variant_by_name: Mapping[str, Variant], loss_by_digest: Mapping[str, float]
     ) -> JudgedUnit:
-        """Return a unit, such as a call, with its losses.
+        """Look up the losses of a unit (such as a recorded call), which the model has computed already.
 
         Args:
             unit: The unit.
-            variant_by_name: The texts under which the unit is read, such as {"none": ..., "own": ..., "0": ...}.
+            variant_by_name: The token sequences that the model read: the conversation without the unit ("none"), with
+                its own text ("own"), and with other texts in its place ("0", "1", ...).
             loss_by_digest: The losses of this unit and of others, by the digest of a variant's tokens.
 
         Returns:
@@ -184,8 +186,8 @@ class Judge:
         if not all(isfinite(loss) for loss in loss_by_variant.values()):
             return JudgedUnit(loss_by_variant={}, reason_not_judged="not_finite")
 
-        # An overlap is the share of the weighted words that a text contains: one for the unit's own text, then one for
-        # each other text that was read in its place.
+        # The weighted words come after the unit, and the loss is computed over them. An overlap is the share of them
+        # that a text contains: one for the unit's own text, then one for each other text that was read in its place.
         overlaps = self.variant_writer.compute_overlaps(unit)
         return JudgedUnit(
             loss_by_variant=loss_by_variant,
@@ -195,7 +197,12 @@ class Judge:
         )
 
     def _collect_losses(self, variants_of_units: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
-        """Return the losses of all variants by digest. Losses that are not stored are computed and stored."""
+        """Return the losses of all variants by the digest of their tokens. Those that are not stored are computed.
+
+        Args:
+            variants_of_units: For each unit, such as a call, the token sequences with it, without it and with other
+                texts in its place, by the name of the variant.
+        """
         wanted_loss_by_digest = _collect_wanted_losses(variants_of_units)
         stored_losses = self._read_stored_losses(wanted_loss_by_digest)
         missing_losses = {
@@ -229,7 +236,10 @@ class Judge:
         self.loss_store.append_rows(pl.DataFrame(columns, schema=LOSSES_SCHEMA))
 
     def _compute_losses(self, wanted_losses: Mapping[str, "_WantedLoss"]) -> dict[str, float]:
-        """Run the model, and return the losses by digest: the sum of weight * -log p over the weighted tokens."""
+        """Run the model, and return the loss of each variant (a token sequence) by the digest of its tokens.
+
+        A loss is the sum of weight * -log p over the weighted tokens, those of messages after the unit.
+        """
         queries = [wanted_loss.build_query() for wanted_loss in wanted_losses.values()]
         loss_by_digest: dict[str, float] = {}
         with self._count_tokens():
@@ -327,7 +337,9 @@ def _count_shared_tokens(variants: Sequence[Variant]) -> int:
 
 
 def load_variant_writer(settings: Settings) -> VariantWriter:
-    """Load the writer of variants for the model of the settings. It needs the tokenizer, but no weights.
+    """Load what turns a unit (such as a call) into the token sequences that the model of the settings reads.
+
+    It needs the tokenizer, but no weights.
 
     Raises:
         ModelError: The model cannot be read.

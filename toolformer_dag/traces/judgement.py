@@ -159,7 +159,7 @@ def _move_file_at_end(new_file: Path, database: Path) -> Iterator[None]:
 
 
 def build_conversation_plan(settings: Settings, sources: Sequence[str]) -> Plan:
-    """Return a plan that only judges the conversations of some files; tools and rounds of the settings are left out.
+    """Return a plan that only judges the conversations of some files, without the tools and rounds of the settings.
 
     Raises:
         ModelError: The model cannot be used.
@@ -391,7 +391,7 @@ def _fill_database(plan: Plan, database_file: Path, version: str) -> None:
 
 
 def _create_database(database_file: Path) -> duckdb.DuckDBPyConnection:
-    """Open a new DuckDB file. At most MEMORY_LIMIT is used; the rest goes to a temporary folder beside the file."""
+    """Open a new DuckDB file. What takes more than MEMORY_LIMIT goes to a temporary folder beside the file."""
     config = {
         **OFFLINE_CONFIG,
         "memory_limit": MEMORY_LIMIT,
@@ -461,10 +461,10 @@ def require_same_judge(settings: Settings, database: Path) -> None:
 
 
 def _query_recorded_judge(database: Path, default_dtype: str) -> tuple[str, str] | None:
-    """Read which model judged a file.
+    """Read from the file that `judge` writes which language model judged the calls in it.
 
     Args:
-        database: The file.
+        database: The DuckDB file.
         default_dtype: The dtype to return for files of earlier releases, which have none.
 
     Returns:

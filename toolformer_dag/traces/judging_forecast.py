@@ -172,8 +172,8 @@ def _count_table_rows(plan: Plan, table_name: str) -> int:
 def _choose_group_size(plan: Plan, call_count: int) -> int:
     """Choose how many calls a group of the sample has.
 
-    They are at most about as many as the model judges at once in a run, and the whole sample is at most about one call
-    in MIN_CALLS_PER_SAMPLED_CALL.
+    A group is at most about as large as what the model judges at once in a run. And to stay cheap, the sample takes at
+    most about one call in MIN_CALLS_PER_SAMPLED_CALL.
 
     Args:
         plan: The plan with the settings.
@@ -189,7 +189,7 @@ def _choose_group_size(plan: Plan, call_count: int) -> int:
 
 
 def _judge_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
-    """Compute and store the losses of some calls, and measure what that costs.
+    """Compute and store the losses of some calls of the sample, and measure what that costs, for the forecast.
 
     Args:
         worker: Loads the model.

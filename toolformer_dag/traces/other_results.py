@@ -59,10 +59,9 @@ class Donors:
         self._largest_hash_by_tool: dict[str, str] = {}
 
     def add_call_result(self, document_hash: str, call: RecordedCall) -> None:
-        """Keep the result of a call as a donor, if its hash is among the smallest of its tool.
+        """Keep the result of a call, which other calls may get, if its hash is among the smallest of its tool.
 
-        Calls that failed or have no result are passed over. Up to twice as many results of a tool as are kept are held
-        before the half with the larger hashes is dropped.
+        Calls that failed or have no result are passed over.
 
         Args:
             document_hash: The document of the call (`compute_document_hash`).
@@ -78,7 +77,10 @@ class Donors:
             self._add_donor(call.tool, donor)
 
     def _add_donor(self, tool: str, donor: Donor) -> None:
-        """Keep a donor of a tool, and drop the half with the larger hashes if there are too many."""
+        """Keep a donor (a result that other calls may get) of a tool, in `_donors_by_tool`.
+
+        If there are too many then, the half with the larger hashes is dropped.
+        """
         donors = self._donors_by_tool.setdefault(tool, {})
 
         # Of several donors with the same result, the one with the smallest document is kept.
@@ -128,10 +130,10 @@ class Circle:
         return Circle(donors, _count_steps_to_other_document(document_hashes))
 
     def iter_other_results(self, document_hash: str, call: RecordedCall) -> Iterator[str]:
-        """Iterate over the results that may be put in place of the result of a call.
+        """Iterate over the donors' results, which may be put in place of the result of a call.
 
-        The donors are sorted by hash. The walk begins where the hash of the call would stand, and goes round once. So
-        a donor that comes or goes hardly changes which results a call gets first.
+        Donors are sorted by hash, as in a circle. The walk begins where the hash of the call would stand, and goes
+        round once. So a donor that comes or goes hardly changes which results a call gets first.
 
         Args:
             document_hash: The document of the call (`compute_document_hash`).
@@ -147,12 +149,12 @@ class Circle:
                 yield donor.result
 
     def _iter_donors_of_other_documents(self, document_hash: str, start_hash: str) -> Iterator[Donor]:
-        """Walk once round the circle, and skip the donors of a document.
+        """Yield the donors (results that other calls may get) once each, without those of one document.
 
         Args:
             document_hash: The document to skip.
-            start_hash: The walk begins at the first donor whose hash is not below this one. After the last donor comes
-                the first.
+            start_hash: The first is the donor whose hash comes next after this one, or is this one. After the last
+                donor comes the first, as in a circle.
         """
         start = bisect_left(self.donors, start_hash, key=attrgetter("hash"))
         steps = 0  # from the start
@@ -201,7 +203,8 @@ def choose_other_results(
     """Choose distinct results to put in place of the result of a call.
 
     Args:
-        circles: Where to look for results. A later circle is used only if the earlier ones have too few.
+        circles: Where to look for results. A circle has the results of a tool, sorted by their hashes. A later one is
+            used only if the earlier ones have too few.
         document_hash: The document of the call (`compute_document_hash`). Its own results are not chosen.
         call: The call.
         max_results: How many results are wanted.
@@ -244,12 +247,13 @@ def choose_other_results_of_calls(
 
 
 def has_too_few_donors(donors: Sequence[Donor], results_per_call: int) -> bool:
-    """Return whether some call may find fewer than `results_per_call` results of other documents.
+    """Return whether a call of a tool may find too few results of other documents to put in place of its own.
 
     Args:
-        donors: The results of the tool of the call, each of them once.
+        donors: The distinct results of the tool, with their documents (groups of conversations that begin alike).
         results_per_call: How many results a call should get.
     """
+    # At worst, the call is in the document with the most results, none of which it may get.
     donor_count_by_document = Counter(donor.document for donor in donors)
     largest_document_count = max(donor_count_by_document.values(), default=0)
     equal_result_count = 1  # another document may have given the same result as the call's

@@ -201,7 +201,7 @@ class _ShardReading:
 
         Args:
             file: The file.
-            waits_for_file_end: Whether no frame is yielded before the whole file is read.
+            waits_for_file_end: Yield no frame before the whole file is read, so that of a damaged file there is none.
 
         Raises:
             ShardFault: The file is damaged.

@@ -114,13 +114,16 @@ def _require_template_within_limits(template: str, tokenizer: Any) -> None:
 
 
 def _require_rendered_calls(rendering: Rendering, tokenizer: Any) -> None:
-    """Check that a rendering writes calls and results, with the trial conversation cut around its first call.
+    """Check that a rendering writes calls and results into the text of a conversation, by a trial.
+
+    The trial conversation is cut into pieces, as recorded ones are later. Each word has to be in its own piece.
 
     Raises:
         RenderingError: The template refuses the conversation, or its text lacks calls or results.
     """
     conversation = WrittenConversation.from_recorded_messages(rendering, TRIAL_MESSAGES)
-    # Message 1 has the first call, message 2 the second call, and message 3 the answer.
+    # Message 1 has the first call, message 2 the second call, and message 3 the answer. The pieces are the text before
+    # message 1, that from there to the words of message 2, these words, what is between, and the words of message 3.
     pieces = conversation.cut_around_unit(unit_message_index=1, weighted_message_indexes=[2, 3])
 
     # Encoded and decoded again, since a tokenizer may lack characters.

@@ -118,6 +118,10 @@ def _iter_literal_values(result: str) -> Iterator[ResultValue]:
 def _update_open_keys(open_keys: list[str], mark: str) -> None:
     """Add a key for a list or object that a bracket opens, or drop the key of the one that it closes.
 
+    Example:
+        In {"low": [1, 2]} the keys before `[` are ["", "low"]. They become ["", "low", "low"], so that 1 and 2 have the
+        key "low", and after `]` they are ["", "low"] again.
+
     Args:
         open_keys: The last key that was read in each open list or object. It is changed in place. The first entry
             stands for what is outside of all brackets, and stays.
@@ -131,6 +135,10 @@ def _update_open_keys(open_keys: list[str], mark: str) -> None:
 
 def _parse_literal_value(lexeme: re.Match[str], key: str) -> ResultValue:
     """Return the value of a quoted string, a bare number or a bare word.
+
+    Example:
+        The string "Porto" with its marks at the offsets 9 to 16 gives the text Porto with the offsets 10 to 15, which
+        are inside of the marks.
 
     Args:
         lexeme: A match of LEXEME_PATTERN that is no mark.

@@ -24,7 +24,11 @@ def _build_message_fields(message: RecordedMessage) -> dict[str, Any]:
 
 
 def _build_call_fields(call: RecordedCall) -> dict[str, Any]:
-    """Return the fields of a call by name, for JSON."""
+    """Return the fields of a call by name, for JSON.
+
+    `place`, `copies` and `answered` are paths in the record: to the call, to further copies of it and to its result.
+    `number` is the index of its message in the conversation, and its own in the message.
+    """
     return {
         "tool": call.tool,
         "arguments": call.arguments,
@@ -39,7 +43,7 @@ def _build_call_fields(call: RecordedCall) -> dict[str, Any]:
 
 
 def parse_messages(messages_json: str) -> tuple[RecordedMessage, ...]:
-    """Read messages from JSON that `messages_as_json` wrote."""
+    """Read messages from JSON that `messages_as_json` wrote. Paths in the record become tuples again, as they were."""
     messages = []
     for fields in json.loads(messages_json):
         message = RecordedMessage(

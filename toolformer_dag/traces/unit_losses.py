@@ -93,6 +93,7 @@ def collect_settings(plan: Plan, lane: None) -> Mapping[str, Any]:
         lane: None, because recorded calls belong to no lane (a tool with its settings).
     """
     judge_identity = build_losses_identity(plan.get_model_identity("judge"))
+    # The window says which tokens after a call count. Only the paper's has fixed weights for them.
     window = WINDOWS_BY_NAME[plan.settings.traces.window]
     fixed_weights = {"window_weights": list(window.fixed_weights)} if window.fixed_weights else {}
     return {
@@ -206,10 +207,13 @@ class UnitLosses:
 
 
 def _claim_units_to_judge(units: pl.DataFrame, unit_store: RowStore, claimed_keys: ClaimedKeys) -> pl.DataFrame:
-    """Select the units that are neither stored nor judged by an earlier shard of this run, one for each key.
+    """Select the units that still have to be judged. A unit is what the judge measures, such as one call.
+
+    Left out are units that are stored or that an earlier shard of this run judges. Of units with the same key, which
+    would be measured alike, the first is taken.
 
     Args:
-        units: The units, with the columns `row` and `key`.
+        units: The units of a shard, with the columns `row` and `key`.
         unit_store: The row store with the measurements.
         claimed_keys: For each row store, the keys that earlier shards are judging. The keys of the selected units are
             added.
@@ -301,7 +305,8 @@ def _build_measured_frame(keys: Iterable[str], judged_units: Iterable[JudgedUnit
 def _build_measured_row(judged_unit: JudgedUnit) -> dict[str, Any]:
     """Convert what was measured of a unit, such as a call, to a row with the columns MEASURED_COLUMNS.
 
-    If the unit could not be judged, its losses are None, and its lists are empty.
+    A loss says how badly the judge predicts the words after the unit. An overlap is the share of these words that also
+    stand in a result. If the unit could not be judged, its losses are None, and its lists are empty.
     """
     recorded_overlap = None
     swapped_overlaps: list[float] = []

@@ -51,10 +51,9 @@ class UnitToJudge(Protocol):
     def build_replacements(
         self, unit_message: RecordedMessage, cut_text: Callable[[str], str]
     ) -> dict[str, Sequence[RecordedMessage]]:
-        """Write the message with the unit in other ways.
+        """Write the message with the unit (a recorded call) in other ways, to see whether the recorded one helps more.
 
-        A variant is a text under which the judge reads the conversation: without the unit, as it was recorded, or with
-        another text in the unit's place.
+        Each way gives a variant of the conversation, which the judge model reads.
 
         Args:
             unit_message: The message with the unit, its long results shortened.
@@ -122,14 +121,14 @@ class CallToJudge:
     def build_replacements(
         self, unit_message: RecordedMessage, cut_text: Callable[[str], str]
     ) -> dict[str, Sequence[RecordedMessage]]:
-        """Write the message with the call in other ways, one for each variant of the conversation but the recorded one.
+        """Write the message with the call in other ways, to see whether the recorded result helps more than those.
 
         Args:
             unit_message: The message with the call, its long results shortened.
             cut_text: Shortens a result.
 
         Returns:
-            By the name of the variant, the messages to put in place of the message:
+            By the name of each way, the messages that stand in place of the message:
 
             - "empty": the message with an empty result of the call
             - "0", "1", ...: the message with each of the other results

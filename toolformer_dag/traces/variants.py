@@ -110,12 +110,13 @@ class VariantWriter:
     def _write_longest_variants(
         self, unit: UnitToJudge, weighted_message_indexes: Sequence[int]
     ) -> dict[str, Variant] | None:
-        """Write the variants of a unit with as many of the messages after it as fit the context of the model.
+        """Write the variants of a unit, such as a recorded call: the conversation with the unit, without it, and so on.
+
+        If the model's context is too short, the last of the messages after the unit are left out.
 
         Args:
-            unit: The unit, such as a recorded call.
-            weighted_message_indexes: The numbers of the messages whose words the loss is computed over. The last are
-                left out first.
+            unit: The unit.
+            weighted_message_indexes: The numbers of the messages after it whose words the loss is computed over.
 
         Returns:
             The variants by name, or None if not even the first of these messages fits.
@@ -130,7 +131,9 @@ class VariantWriter:
         return None
 
     def compute_overlaps(self, unit: UnitToJudge) -> tuple[float, ...]:
-        """Compute which share of the words of the weighted messages each text of a unit contains.
+        """Compute how much of the words after a unit stands already in its text, such as a result, and in other texts.
+
+        The words are those of the weighted messages, over which the loss is computed.
 
         Example:
             The share is 0.5 for the result "17 degrees" and the message "17 today".
@@ -264,9 +267,9 @@ class VariantWriter:
     def _get_recorded_text(
         self, conversation: "_Conversation", message_index: int, weighted_message_indexes: Sequence[int]
     ) -> "_RecordedText":
-        """Write a conversation as it was recorded, cut around a message with units (calls).
+        """Return a conversation as it was recorded, cut around a message with units (calls), and its tokens.
 
-        The text is cached in `conversation` for the other units of the message.
+        It is cached in `conversation` for the other units of the message.
 
         Args:
             conversation: The conversation.
@@ -315,7 +318,8 @@ class VariantWriter:
             loss is computed at the positions 20, 21 and 22.
 
         Args:
-            variant_name: The name of the variant, such as "none". It decides how its tokens are counted.
+            variant_name: The name of the variant, such as "none" for the conversation without the unit. It decides in
+                which field of statistics its tokens are counted.
             pieces: The text, cut around the words whose loss is computed.
             token_ids_before: The last tokens of `pieces.text_before`. The model does not read the earlier ones.
         """
@@ -334,13 +338,14 @@ class VariantWriter:
         )
 
     def _encode_text_before_words(self, pieces: Pieces, token_ids_before: tuple[int, ...]) -> list[int]:
-        """Return the tokens of a variant before its weighted words.
+        """Return the tokens before the words whose loss is computed: BOS, the text before the unit, and the unit.
 
-        The token BOS, which begins a text, comes first. It is not added if it is there already.
+        BOS is the token that begins a text. It is not added if it is there already.
 
         Args:
-            pieces: The cut text of the variant.
-            token_ids_before: The last tokens of `pieces.text_before`, as many as the model reads.
+            pieces: The text of the conversation, cut around the unit, such as a call.
+            token_ids_before: The tokens of the text before the unit. Too early ones, which the model does not read, are
+                left out.
         """
         bos_ids = self.encoding.bos_ids
         unit_ids = self.rendering.encode_text(pieces.unit_text)
@@ -403,13 +408,13 @@ class _Conversation:
     cached_recorded_texts: "dict[tuple[int, int], _RecordedText]" = field(default_factory=dict)
 
     def get_cached_recorded_text(self, message_index: int, weighted_count: int) -> "_RecordedText | None":
-        """Return the text cut around a message with units, if it is cached.
+        """Return the text of the conversation that is cut around a message with units (such as calls), if it is cached.
 
-        Texts cut around other messages are forgotten, because units are judged in the order of their messages.
+        The units of one message are judged one after the other, so texts cut around other messages are forgotten.
 
         Args:
             message_index: The number of the message.
-            weighted_count: The number of weighted messages.
+            weighted_count: The number of weighted messages, the ones whose words the loss is computed over.
         """
         holds_other_messages = any(cached_message != message_index for cached_message, _ in self.cached_recorded_texts)
         if holds_other_messages:

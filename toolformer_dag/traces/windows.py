@@ -27,12 +27,14 @@ class Window:
     def list_weighted_message_indexes(
         self, messages: Sequence[RecordedMessage], following_message_indexes: range
     ) -> list[int]:
-        """Return the numbers of the messages whose words are weighted, such as [4, 6].
+        """Select the messages over whose words the loss is computed: the next ones of the assistant, or its last one.
 
         Args:
             messages: All messages of the conversation.
-            following_message_indexes: The numbers of the messages after the unit, from which messages of the assistant
-                are selected.
+            following_message_indexes: The numbers of the messages after the unit, such as the judged call.
+
+        Returns:
+            The numbers of these messages, such as [4, 6].
         """
         answer_indexes = [index for index in following_message_indexes if messages[index].role == "assistant"]
         if self.is_last_message_only:

@@ -123,7 +123,9 @@ class WrittenConversation:
         return WrittenConversation(rendering, [rendering.build_template_messages(message) for message in messages])
 
     def cut_around_unit(self, unit_message_index: int, weighted_message_indexes: Sequence[int]) -> Pieces:
-        """Cut the text of the conversation around a unit, and around the words whose loss is measured.
+        """Cut the text of the conversation around a unit, such as a call, and around the words whose loss is measured.
+
+        Later the unit is replaced, to see how the loss of the words changes.
 
         Example:
             For a question (message 0), a call (1) and an answer (2), `cut_around_unit(1, [2])` returns
@@ -132,8 +134,7 @@ class WrittenConversation:
 
         Args:
             unit_message_index: The number of the message with the unit.
-            weighted_message_indexes: The numbers of the messages whose words the loss is computed over. The text ends
-                after the last one.
+            weighted_message_indexes: The numbers of the messages with these words. The text ends after the last one.
 
         Raises:
             RenderingError: The template refuses the conversation, or it writes earlier messages in another way when
@@ -159,7 +160,9 @@ class WrittenConversation:
         replacement_messages: Sequence[Sequence[RecordedMessage]],
         weighted_message_indexes: Sequence[int],
     ) -> list[Pieces]:
-        """Cut the texts of other conversations, which differ from this one in a single message.
+        """Cut the texts of other conversations, which differ from this one in a single message, such as a call.
+
+        Then the losses of the words after that message can be compared.
 
         Args:
             recorded_pieces: The cut text of this conversation.
@@ -197,8 +200,10 @@ class WrittenConversation:
     ) -> Pieces:
         """Replace one message of the conversation, and cut the text of the changed conversation.
 
+        The changed conversation is rendered from its beginning, for templates with which a part alone is not possible.
+
         Args:
-            replacement: The new message. Without one, the old message is only left out.
+            replacement: The new message, or an empty list to leave the old one out.
             recorded_pieces: The cut text of this conversation, most of which is used again.
             unit_message_index: The number of the message to replace.
             weighted_message_indexes: The numbers of later messages, whose words the loss is computed over.
@@ -215,14 +220,11 @@ class WrittenConversation:
 
     @cached_property
     def _local_text(self) -> _LocalText | None:
-        """The text of the conversation with the offsets of its messages, joined from messages that were rendered alone.
+        """The text of the conversation with the offsets of its messages, which saves rendering it again and again.
 
-        It is None in three cases:
-
-        - the whole conversation rendered at once has another text, because the template writes a message in another way
-          when others stand around it; some templates leave out the thinking of earlier messages, for example
-        - the template refuses the conversation
-        - the conversation begins with the assistant
+        It is joined from messages that were rendered alone, so it is None if the template writes a message in another
+        way when others stand around it (as some leave out the thinking of earlier messages). It is also None if the
+        template refuses the conversation, or if the conversation begins with the assistant.
         """
         first_answer_index = _find_first_answer_index(self._messages)
         if first_answer_index == 0:  # no opening that could be rendered alone
@@ -238,7 +240,9 @@ class WrittenConversation:
         return joined if joined.text == rendered_at_once else None
 
     def _join_messages_rendered_alone(self, opening: str, first_message_index: int) -> _LocalText:
-        """Join the opening of the conversation and the messages after it, each rendered alone with its results.
+        """Build the text of the conversation from messages that are rendered one by one, and note the offset of each.
+
+        If the result equals the conversation rendered at once, offsets need not be searched for later.
 
         Args:
             opening: The text of the messages before number `first_message_index`.
@@ -270,13 +274,11 @@ class WrittenConversation:
     def _find_local_cuts(
         self, local_text: _LocalText, unit_message_index: int, weighted_message_indexes: Sequence[int]
     ) -> list[int]:
-        """Find where to cut the text of a conversation, for a template that is local.
-
-        It writes each message in the same way alone as among the others, so the offsets of the messages are known.
+        """Find where to cut the text of a conversation, from the known offsets of its messages.
 
         Args:
             local_text: The text of the conversation, with the offsets of its messages.
-            unit_message_index: The number of the message with the unit.
+            unit_message_index: The number of the message with the unit, such as a call.
             weighted_message_indexes: The numbers of the messages whose words the loss is computed over.
 
         Returns:
@@ -291,7 +293,8 @@ class WrittenConversation:
     def _find_local_word_offsets(self, local_text: _LocalText, message_index: int) -> tuple[int, int]:
         """Find where the words of a message begin and end, without the marks that the template puts around them.
 
-        Such marks are <|im_start|>assistant before the words and <|im_end|> after them.
+        Example:
+            In "<|im_start|>assistant It is 17.<|im_end|>" these are the offsets of "It is 17.".
 
         Args:
             local_text: The text of the conversation.
@@ -377,16 +380,17 @@ class WrittenConversation:
     def _render_ending_alone(
         self, recorded_pieces: Pieces, unit_message_index: int, following_messages: Sequence[TemplateMessage]
     ) -> str:
-        """Render a few messages alone, and return their text without `recorded_pieces.unit_text`.
+        """Render the messages from a unit (such as a call) to the words whose loss is measured, and return these words.
 
-        What is returned begins with the first weighted words, such as "It is 17.<|im_end|>".
+        They keep the ending that the template gives them.
+
+        Example:
+            If `recorded_pieces.unit_text` is "<assistant>[warmth()] 17 <assistant>", "It is 17.<|im_end|>" is returned.
 
         Args:
-            recorded_pieces: The cut text of the whole conversation. Its `unit_text` reaches from the unit to the first
-                words that the loss is computed over, and these words are the first of its `word_texts`.
-            unit_message_index: The number of the first message to render.
-            following_messages: The messages to render after it and its results. The last one has the first weighted
-                words.
+            recorded_pieces: The cut text of the whole conversation. Its `unit_text` ends before the measured words.
+            unit_message_index: The number of the message with the unit.
+            following_messages: The messages after it and its results, up to the one with the first measured words.
 
         Raises:
             RenderingError: The messages are written in another way alone than in the whole conversation, or the
@@ -404,12 +408,16 @@ class WrittenConversation:
     def _render_unit_alone(
         self, messages: TemplateMessages, following_messages: Sequence[TemplateMessage], ending: str
     ) -> str:
-        """Render a few messages alone, and return their text without its ending.
+        """Render a unit (such as a call) up to the words whose loss is measured, without the rest of the conversation.
+
+        Example:
+            The messages "<assistant>[warmth()] 23 <assistant>It is 17.", with the ending "It is 17.", give
+            "<assistant>[warmth()] 23 <assistant>".
 
         Args:
-            messages: The first messages to render, each with its results.
-            following_messages: The messages to render after them.
-            ending: The ending that the text must have.
+            messages: The messages of the unit, each with its results. Empty for a conversation without the unit.
+            following_messages: The messages after the unit, up to the one with the measured words.
+            ending: The text from the measured words on. It is cut off.
 
         Raises:
             RenderingError: The text does not have this ending, or the template refuses the messages.
@@ -469,7 +477,11 @@ class WrittenConversation:
         return cuts
 
     def _find_rendered_word_offsets(self, text: str, message_index: int) -> tuple[int, int]:
-        """Find where the words of a message begin and end in the text of the conversation.
+        """Find where the words of an answer begin and end in the text of the conversation.
+
+        Example:
+            The conversation up to this answer, "... <|im_start|>assistant", has 120 characters. With the words and
+            without the mark "<|im_end|>", "... It is 17." has 129. The offsets are 120 and 129.
 
         Raises:
             RenderingError: The text does not begin with a rendering of the messages up to these words.
@@ -561,8 +573,14 @@ def _find_between(text: str, beginning: str, ending: str) -> str | None:
 def _find_first_answer_index(messages: TemplateMessages) -> int:
     """Find the first message that the assistant wrote or that has calls.
 
+    Example:
+        Messages of system, user, assistant and user give 2.
+
+    Args:
+        messages: For each message, a list of the message itself and then the results of its calls.
+
     Returns:
-        Its number. If there is none, the number of all messages.
+        Its index, or the count of messages if there is none.
     """
     for number, (message, *results) in enumerate(messages):
         has_calls = bool(results) or "tool_calls" in message

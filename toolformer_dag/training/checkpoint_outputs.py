@@ -29,7 +29,7 @@ from toolformer_dag.training.training_report import (
 
 
 def explain_too_few_training_texts(plan: Plan) -> str | None:
-    """Explain why C* has too few texts to train on, which are fewer than `training.min_texts`.
+    """Explain why C* (the corpus with kept calls) has fewer texts to train on than `training.min_texts`.
 
     Returns:
         A message that says what to change. None if there are enough texts.
@@ -58,7 +58,7 @@ class TextCounts(NamedTuple):
 
 
 def count_training_texts(plan: Plan) -> TextCounts:
-    """Count the texts of C* to train on, and the documents of all shards (the files of the corpus C).
+    """Count the texts to train on in C* (the corpus with kept calls), and the documents of all shards (corpus files).
 
     Raises:
         MissingPart: There is no C*.
@@ -120,7 +120,8 @@ def _list_run_changes(folder: Path, run_identity: Mapping[str, object]) -> list[
 
     Args:
         folder: The folder of the checkpoint.
-        run_identity: The identity that a run would have now.
+        run_identity: What would determine the weights of a run now: the base model, the settings, and hashes of the
+            texts.
     """
     current_run = json.loads(json.dumps(run_identity))  # in the form in which it would be read from a file
     current_record = _build_comparable_record(current_run)
@@ -206,9 +207,10 @@ def _build_curve_rows(
 
 
 def _build_comparable_record(run_identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert the identity of a finetuning run to the form of the lake's records, for `list_record_changes`.
+    """Convert the identity of a finetuning run (what determines its weights) to a record that can be compared.
 
-    The texts become inputs, and everything else becomes settings.
+    In records of the lake, which `list_record_changes` compares, settings and inputs are apart. The hashes of the texts
+    become inputs, and everything else becomes settings.
     """
     settings = dict(run_identity["settings"])
     for key in ("base", "markers", "bos", "calls_end", "learned_after"):

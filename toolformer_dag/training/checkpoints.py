@@ -144,9 +144,11 @@ def _collect_corpus_settings(plan: Plan, column: str) -> dict[str, Any]:
 
 
 def _read_corpus_data(plan: Plan, column: str) -> TrainingData:
-    """Read the texts to train on from a column of C*, and the held-out texts of C on which the best step is chosen.
+    """Read the texts to train on, and the held-out texts on which the best step of the training is chosen.
 
-    The perplexity is measured on others, as far as there are any.
+    Args:
+        plan: The project's plan.
+        column: The column of C* (the corpus with kept calls) to train on, such as "text" for the texts without calls.
 
     Raises:
         MissingPart: A table does not exist.

@@ -191,7 +191,7 @@ def _estimate_activation_bytes(
     text_config = config.get_text_config()
     tokens_per_pass = _compute_tokens_per_pass(settings, sequence_length, process_count)
 
-    # One value, of which a layer keeps several, has a number for each token and unit of the model's width.
+    # A value is a tensor with a number for each token and each unit of the model's width. A layer keeps several.
     bytes_per_number = TORCH_DTYPES[settings.weights_dtype].itemsize
     bytes_per_value: int = tokens_per_pass * text_config.hidden_size * bytes_per_number
 
@@ -449,6 +449,9 @@ def choose_process_count(base_model: ModelSettings, settings: TrainingSettings) 
 
 def _can_divide_weights(base_model: ModelSettings, settings: TrainingSettings) -> bool:
     """Return whether several GPUs can divide the weights of a training among them.
+
+    They cannot if the optimizer keeps its moments in 8 bits, with LoRA adapters, if the objective compares with the
+    base model (`keep_base`), or if the model is more than a language model.
 
     Raises:
         ModelError: The model's config cannot be read.

@@ -100,6 +100,8 @@ class LanguageModeling(Objective):
             The texts [5, 6, 7] and [8, 9] in one sequence give
 
                 input_ids 5 6 7 8 9, labels -100 6 7 -100 9, position_ids 0 1 2 0 1
+
+            The first token of a text is not predicted, so its label is -100.
         """
         batch = {
             "input_ids": pad_sequences(sequences, padding_value=0),
@@ -222,7 +224,8 @@ def mark_tokens_in_or_after_calls(
 ) -> list[bool]:
     """Mark the tokens that belong to a tool call or closely follow one.
 
-    In `It is [Add(1, 2) -> 3] 3.` the call is ` [Add(1, 2) -> 3]`. Any other text in brackets counts, too.
+    These are learned from the text alone, the others in part from the base model's predictions (`keep_base`). In
+    `It is [Add(1, 2) -> 3] 3.` the call is ` [Add(1, 2) -> 3]`. Any other text in brackets counts, too.
 
     Args:
         token_ids: The tokens.

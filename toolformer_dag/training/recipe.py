@@ -306,10 +306,11 @@ def choose_optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type,
 
 @torch.no_grad()
 def check_packed_texts_apart(model: Any, trial_token_ids: Sequence[int]) -> None:
-    """Check that two texts packed into one sequence do not see each other, if each has its own positions.
+    """Check that two texts that are packed into one training sequence do not see each other.
 
-    Packed after a first text, a second text must have the same logits as alone, except for rounding. To measure what is
-    too much, it is also joined with the first text to a single text: a tenth of that difference is the limit.
+    The second text, with its own positions from 0, must have the same logits as alone, except for rounding. To know
+    what is too much, both are also joined to a single text, in which the second one does see the first. The limit is a
+    tenth of the difference that this makes.
 
     Args:
         model: The model.

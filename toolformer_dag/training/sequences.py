@@ -68,6 +68,10 @@ def _build_sequences(
 ) -> list[tuple[list[int], ...]]:
     """Cut texts into training sequences of at most `sequence_length` tokens.
 
+    Example:
+        Without packing, the texts [1, 2, 3, 4] and [5, 6] with a length of 3 give three sequences of a part each:
+        [1, 2, 3], [3, 4] and [5, 6]. Token 3 is in two parts, because the first token of a part is never predicted.
+
     Args:
         token_ids_of_texts: The tokens of each text.
         sequence_length: The maximum number of tokens in a sequence.
@@ -142,9 +146,10 @@ class _OpenSequences:
         insort(self._sorted_rooms, remaining_room)
 
     def _take_smallest_room(self, token_count: int) -> "_Room":
-        """Remove and return the least room that is enough for `token_count` tokens.
+        """Take the least room that `token_count` tokens fit into. The room of a sequence is what it may still take.
 
-        If no sequence has enough room, a new one is begun, and its room is returned.
+        It is removed from `_sorted_rooms`, and the caller puts back what is left of it. If no sequence has enough room,
+        a new one is begun in `parts_of_sequences`, and its whole length is returned.
         """
         room_index = bisect_left(self._sorted_rooms, _Room(token_count, 0))  # the first with enough room
         if room_index < len(self._sorted_rooms):
@@ -173,9 +178,12 @@ BATCHES_PER_GROUP = 50
 def compute_step_count(sequence_count: int, settings: TrainingSettings) -> int:
     """Compute the number of optimizer steps of a run, at least 1.
 
-    It is `max_steps`, or less if `passes` or `epochs` are set and reached earlier. Both say how often the sequences
-    are read. With `passes`, the sequences of all passes make full batches, and the rest is dropped. With `epochs`,
-    which may be a fraction, the last batch of each epoch is filled up, and the number of batches is rounded.
+    It is `max_steps`, or less if `passes` or `epochs` are set and reached earlier. Both say how often all sequences
+    are read.
+
+    Example:
+        10 sequences in batches of 4 are 5 steps with `passes = 2`, because 20 sequences make 5 full batches. They are
+        6 steps with `epochs = 2` (which may be a fraction), because the last batch of each epoch is filled up.
 
     Args:
         sequence_count: The number of training sequences.

@@ -97,10 +97,12 @@ def _uses_gradient_checkpointing(settings: TrainingSettings, *, on_cpu: bool) ->
 
 
 def uses_bfloat16_passes(settings: TrainingSettings, *, on_cpu: bool) -> bool:
-    """Return whether forward and backward passes over float32 weights run in bfloat16 (autocast).
+    """Return whether a model with float32 weights computes its passes in bfloat16 (autocast), which is faster.
 
-    On a CPU they do with `precision = "mixed"` (then weights are float32), if it is fast at bfloat16. Elsewhere they
-    do on every GPU that supports it. Weights in bfloat16 need no autocast.
+    - On a CPU: with `precision = "mixed"`, whose weights are float32, if the CPU is fast at bfloat16.
+    - On a GPU: with any float32 weights, if the GPU supports bfloat16.
+
+    It is False for weights in bfloat16, which need no autocast.
     """
     if on_cpu:
         return settings.precision == "mixed" and choose_fast_dtype() == torch.bfloat16

@@ -83,9 +83,14 @@ def build_run_identity(
 
 
 def _build_kept_base_model_identity(data: TrainingData) -> dict[str, object]:
-    """Return what else determines the weights with `keep_base`, which depends on how calls are found in the texts.
+    """Return what else determines the weights if `training.keep_base` is set.
 
-    It is empty if earlier releases would train the same weights, so that their checkpoints stay up to date.
+    With this setting, the model learns calls and the tokens just after them as usual, and elsewhere also the base
+    model's predictions. So it matters where calls end, and how many tokens after them are learned.
+
+    Returns:
+        An entry for what differs from earlier releases. {} if they would train the same weights, so that their
+        checkpoints stay up to date.
     """
     identity: dict[str, object] = {}
     if _has_named_arguments(data.train):
@@ -341,7 +346,10 @@ def write_card(folder: Path, text: str) -> None:
 
 
 def read_card(folder: Path) -> str | None:
-    """Return the model card without its last line, or None if it is missing or was changed since it was written."""
+    """Return the text of a checkpoint's model card, or None if the card is missing or was changed by somebody.
+
+    The last line of the file is no part of the text. It holds the hash of the text, which shows a change.
+    """
     try:
         content = (folder / CARD_FILE_NAME).read_bytes()
         content_text = content.decode()

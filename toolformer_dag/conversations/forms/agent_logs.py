@@ -11,9 +11,9 @@ from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
 def renumber_steps(record: dict[str, Any], original_record: Any) -> dict[str, Any]:
-    """Number the steps of a record of ATIF anew, from 1, and correct their count.
+    """Number the steps of a record of ATIF, a format of agent trajectories, anew from 1, and correct their count.
 
-    Steps without a number and metrics without a count stay as they are.
+    This is needed after calls have been dropped. Steps without a number and metrics without a count stay as they are.
 
     Args:
         record: What is left of the record.

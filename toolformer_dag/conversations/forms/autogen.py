@@ -299,10 +299,11 @@ def _build_code_result(message: Mapping[str, Any]) -> FoundResult:
 
 
 def _convert_to_words(content: Any) -> Any:
-    """Convert a content to words.
+    """Convert what an agent said to a text, or to a list of texts and images.
 
-    Returns:
-        A text, or for a list its items as texts and images. An object becomes its JSON.
+    Example:
+        ["Look:", {"data": "iVBO"}] gives ["Look:", {"type": "image"}]. A content that is neither a list nor a text
+        becomes its JSON.
     """
     if not isinstance(content, list):
         return convert_to_text(content)
@@ -318,13 +319,14 @@ def _convert_to_words(content: Any) -> Any:
 
 
 def drop_stale_copies(record: Any, original_record: Any) -> Any:
-    """Remove calls and results from summaries that repeat them, if the calls themselves were removed.
+    """Remove calls and results from summaries if the calls themselves were removed from the record.
 
-    The state of an agent has no summaries and is returned unchanged, as is a record without messages.
+    A summary is a message that repeats earlier calls and results. The saved state of an agent has none, so it is
+    returned unchanged, as is a record without messages.
 
     Args:
         record: What is left of the record.
-        original_record: The record with all its calls, which is not needed here.
+        original_record: The record with all its calls. Other forms need it.
     """
     # The path is () in a list of messages, and ("llm_context", "messages") in the state of an agent.
     messages_path = find_messages_path(record)
@@ -342,7 +344,7 @@ def drop_stale_copies(record: Any, original_record: Any) -> Any:
 
 
 def _remove_stale_copies(message: Any, remaining_call_ids: Collection[str | None]) -> Any:
-    """Copy a summary with only some of its calls and their results.
+    """Copy a summary with only some of its calls and their results. A summary is a message that repeats earlier ones.
 
     Args:
         message: The summary. Any other message is returned unchanged.

@@ -21,7 +21,7 @@ def iter_bfcl_messages(record: Any) -> Iterator[StoredMessage]:
 
 
 def _iter_single_turn_messages(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
-    """Yield the calls in a result such as `{"result": ['weather(city="Oslo")']}`.
+    """Yield the calls in a record of BFCL with a single turn, such as `{"result": ['weather(city="Oslo")']}`.
 
     A text without calls is yielded as words of the assistant.
     """
@@ -58,7 +58,7 @@ def _iter_turn_messages(turn: Mapping[str, Any], path: RecordPath) -> Iterator[S
 
 
 def _iter_message_or_calls(path: RecordPath, message: Any) -> Iterator[StoredMessage]:
-    """Yield a message of a step, or each of its calls instead if it has any.
+    """Yield a message of a step in a log of BFCL or, if it has calls, each of them in a message of its own instead.
 
     Nothing is yielded for a value that is not a message, such as a state.
     """
@@ -97,7 +97,7 @@ def _build_call_message(message: Mapping[str, Any], message_path: RecordPath, ca
 
 
 def _iter_bfcl_calls(content: Any) -> Iterator[_BfclCall]:
-    """Find the calls in a content.
+    """Find the calls in the content of a message of BFCL, or in the result of a single turn.
 
     The content may be a text, such as `[weather(city="Oslo"), time(zone="UTC")]`, or a list (maybe in JSON), such as
     `['weather(city="Oslo")']` or `[{"weather": {"city": "Oslo"}}]`.
@@ -147,9 +147,10 @@ def iter_verifiers_messages(trace: Any) -> Iterator[StoredMessage]:
 
 
 def _list_node_indexes_to_root(nodes: Sequence[Any]) -> list[int]:
-    """List the indexes of the last node, of its parent, and so on up to the root, which has no parent.
+    """List the indexes of the last node of a trace, of its parent, and so on up to the root, which has no parent.
 
-    The list also ends at a parent that is no node.
+    If the second and the last of three nodes follow the first, the list is [2, 0]. It also ends at a parent that is no
+    node.
     """
     node_indexes = list[int]()
     node_index: int | None = len(nodes) - 1 if nodes else None
@@ -181,9 +182,10 @@ def iter_api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
 
 
 def _parse_api_bank_result(result: Any, call_id: str) -> FoundResult:
-    """Parse the result of a call.
+    """Parse the result of a call of API-Bank, such as `{"output": "7 degrees", "exception": None}`.
 
-    If the call raised an exception, the exception takes the place of the output.
+    If the call raised an exception, the exception takes the place of the output. A result that is no object is the
+    output itself.
     """
     if not isinstance(result, Mapping):
         return FoundResult(result, id=call_id, status_fields={"error": None})

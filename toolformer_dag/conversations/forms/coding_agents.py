@@ -267,10 +267,10 @@ def _iter_thought_and_call(event: Mapping[str, Any], path: RecordPath) -> Iterat
 
 
 def _get_call_arguments(event: Mapping[str, Any], call_id: str) -> Any:
-    """Get the arguments of an action.
+    """Get the arguments of a call of OpenHands, such as {"command": "ls"}.
 
-    If the model's answer is kept, they are the arguments that it wrote. Else they are the arguments of the action,
-    without those that the model did not write (IGNORED_ARGUMENTS).
+    If the log keeps the model's own answer, they are taken from there. Else they are the `args` of the action, without
+    those that the model did not write, such as "thought" (IGNORED_ARGUMENTS).
 
     Args:
         event: The action.
@@ -302,7 +302,7 @@ def iter_openhands_sdk_conversations(records: Sequence[Any]) -> Iterator[list[St
 
 
 def _iter_sdk_messages(event: Mapping[str, Any], path: RecordPath) -> Iterator[StoredMessage]:
-    """Yield the words, the call or the result of an event, if events of its kind have any."""
+    """Yield the words, the call or the result of an event in a log of OpenHands' SDK, if it has any."""
     event_kind = event.get("kind")
     if event_kind == "SystemPromptEvent":
         yield _build_system_message(event, path)

@@ -239,8 +239,11 @@ def parse_messages(value: Any) -> list[StoredMessage]:
 
     It may be a list of messages, a single message, or an object that holds either (MESSAGES_PATH_PATTERNS).
 
+    Example:
+        In {"messages": [{"role": "user", ...}]} the message has the path ("messages", 0).
+
     Returns:
-        The messages, with paths from the value on, or an empty list if it holds none.
+        The messages with their paths in the value, or an empty list if it holds none.
     """
     if not isinstance(value, str):
         return _list_messages_in_value(value)
@@ -428,7 +431,7 @@ def _parse_choice_message(body: Any) -> dict[str, Any] | None:
 
 
 def _parse_body_message(role: str, body: Any) -> dict[str, Any] | None:
-    """Convert the body of an event to a message of this role.
+    """Convert the body of an event to a message. It has this role unless the body names another.
 
     Returns:
         The message, or None if the body is neither an object nor an object in JSON.
@@ -436,6 +439,7 @@ def _parse_body_message(role: str, body: Any) -> dict[str, Any] | None:
     message = try_parse_json(body) if isinstance(body, str) else body
     if not isinstance(message, Mapping):
         return None
+    # In the event of a tool's result, `id` is that of the call.
     return {"role": role, **message, "tool_call_id": message.get("id")}
 
 

@@ -73,7 +73,7 @@ class Form:
         return any(has_sign(record, sign) for sign in self.signs)
 
     def iter_conversations(self, record: Any) -> Iterator[list[StoredMessage]]:
-        """Find the conversations of a record.
+        """Find the conversations of a record in this form: one, or those in a list at the path `conversations`.
 
         Yields:
             The stored messages of each conversation. Their paths begin at the record.
@@ -315,9 +315,12 @@ class Sign(NamedTuple):
     @staticmethod
     @cache
     def from_text(sign_text: str) -> "Sign":
-        """Parse a sign such as "steps.*.observation", "type=constructor" or "text~<function=".
+        """Parse a sign by which the form of a record is recognized.
 
-        Behind "~" are words that a text must contain; behind "=" is a value.
+        Examples:
+            - "steps.*.observation": there is a value at this path, where "*" is any item of a list
+            - "type=constructor": the value at "type" is "constructor"
+            - "text~<function=": the value at "text" is a text that contains "<function="
         """
         pattern, tilde, contained_text = sign_text.partition("~")
         if tilde:

@@ -61,9 +61,10 @@ def _parse_pydantic_part(part: Any, path: RecordPath) -> StoredMessage:
 
 
 def _parse_retry_prompt(part: dict[str, Any], path: RecordPath) -> StoredMessage:
-    """Parse a prompt that asks the model to try again.
+    """Parse a recorded prompt that asks the model to try again, such as after a call with wrong arguments.
 
-    If it has the id of a call, it is the result of that call, which failed. Else it is words of the user.
+    If it has the id of a call, it becomes the result of that call, marked as an error. Else it becomes a message of the
+    user.
     """
     if not part.get("tool_call_id"):
         return StoredMessage(path, part, "user")

@@ -79,8 +79,9 @@ def session_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
 def _group_lines_by_side_agent(records: Sequence[Any], lines: Sequence[SessionLine]) -> list[list[SessionLine]]:
     """Collect the lines of each side agent: an agent that another agent has started.
 
-    Lines belong to the same agent if they have the same agent id or, without such ids, the same first ancestor. Lines
-    with neither an agent id nor an id of their own count as one agent.
+    Lines belong to the same agent if they have the same agent id or, without such ids, the same first ancestor: the
+    line at which the chain of their parents begins. Lines with neither an agent id nor an id of their own count as one
+    agent.
 
     Args:
         records: All lines of the session.
@@ -204,15 +205,17 @@ def _is_result_of_branch(branch_line_ids: Collection[str], record: Mapping[str, 
 
 
 def _find_first_ancestor_id(record: Mapping[str, Any], parent_id_by_line_id: Mapping[str, str | None]) -> str | None:
-    """Find the first ancestor of a line, which has no parent itself.
+    """Find the line at which the chain of a line's parents begins. Lines of one side agent have it in common.
+
+    If b is the parent of c, and a that of b, the first ancestor of c is a. A line without a parent is its own.
 
     Args:
         record: The record of the line.
         parent_id_by_line_id: The id of each line's parent, by the id of the line.
 
     Returns:
-        The id of the ancestor, or None if the line has no id. If the parents form a circle, it is the first line that
-        is reached again.
+        The id of the first ancestor, or None if the line has no id. If the parents form a circle, it is the first line
+        that is reached again.
     """
     current_id = _find_line_id(record)
     seen_ids = set[str]()
@@ -227,6 +230,8 @@ def _find_first_ancestor_id(record: Mapping[str, Any], parent_id_by_line_id: Map
 
 def reparent_lines(records: list[Any], original_records: Sequence[Any]) -> list[Any]:
     """Copy the lines that are left of a session, each with its nearest remaining ancestor as its parent.
+
+    If the lines a, b and c follow each other and b was removed, c gets the parent a, so that the chain stays whole.
 
     Args:
         records: The lines that are left.
@@ -326,7 +331,7 @@ def _parse_codex_message(record: Any, line_index: int) -> StoredMessage | None:
 
 
 def _build_claude_line(line_id: str, parent_id: str | None, message: dict[str, Any]) -> dict[str, Any]:
-    """Build a line of a session of Claude Code for the example."""
+    """Build a line of a session of Claude Code, for the example of this form in FORMS."""
     return {
         "type": message["role"],
         "uuid": line_id,

@@ -154,7 +154,7 @@ def iter_template_messages(conversation: Any) -> Iterator[StoredMessage]:
 
 
 def _iter_text_messages(field_name: str, text: str, allows_bare_roles: bool) -> Iterator[StoredMessage]:
-    """Yield the turns of a text, except empty ones.
+    """Yield a message for each turn of a text, such as "<|im_start|>user\\nHi<|im_end|>", except empty ones.
 
     Args:
         field_name: The field that holds the text. It tells who wrote the words before the first mark.
@@ -177,14 +177,14 @@ def has_bare_role_lines(text: str) -> bool:
 
 
 def iter_turn_heads(text: str, allows_bare_roles: bool) -> Iterator[TurnHead]:
-    """Find where the turns of a text begin.
+    """Find where the turns of a conversation in a text begin: at 0 in "<|im_start|>user\\nHi<|im_end|>".
 
     Args:
         text: The text.
-        allows_bare_roles: Whether a line with only a role begins a turn if the text has no marks.
+        allows_bare_roles: Whether a line with only a role, such as "user", begins a turn if the text has no marks.
 
     Yields:
-        The marks of the template with the role, or the lines with only a role.
+        The offset, the text that begins the turn, such as "<|im_start|>user", and the role.
     """
     for position in iter_mark_offsets(text, TURN_START_MARK):
         role_start = position + len(TURN_START_MARK)

@@ -106,6 +106,7 @@ class TableRecords:
         row_numbers = range(first_row_number, first_row_number + len(frame))
         self._rows_so_far += len(frame)
 
+        # For each field, a column per path. The batch takes the first value of a row that is not null.
         columns_by_field = {}
         for field, paths in self._paths_by_field.items():  # {"url": [("meta", "url"), ("url",)]}
             columns_by_field[field] = [_read_values_at_path(frame, path) for path in paths]
@@ -277,7 +278,10 @@ def _to_python_list(values: pl.Series) -> list[Any]:
 
 
 def _with_bytes_for_text(arrow_type: pa.DataType) -> pa.DataType:
-    """Replace text by bytes in a type, at any depth: list<string> becomes list<binary>."""
+    """Replace text by bytes in a type, at any depth: list<string> becomes list<binary>.
+
+    So text that is not valid UTF-8 can be converted, too.
+    """
     if isinstance(arrow_type, pa.StructType):
         return pa.struct([_with_bytes_for_text_in_field(field) for field in arrow_type])
     if _is_list_type(arrow_type):

@@ -135,7 +135,8 @@ class MachineTranslation(Tool):
     def keeps(self, text: str, offset: int, input: str) -> bool:
         """Return whether to keep a call that passed the filter (appendix A).
 
-        It is kept unless its input occurs in the text after the call but not before it.
+        It is dropped if its input, the phrase to translate, is in the text after the call only: at the call, nobody has
+        read it yet. A phrase that is nowhere in the text is kept.
 
         Args:
             text: The text.

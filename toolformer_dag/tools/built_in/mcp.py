@@ -156,7 +156,8 @@ class McpTool(Tool):
         self.version = options.version
         self.server_name = options.server
 
-        # Without the regular expression `wants`, the tool gets the texts that fit it better than most other tools.
+        # The option `wants` is a pattern that chooses the tool's texts. Without it, the tool gets those that fit it
+        # better than most other tools.
         self.is_routed = options.wants is None
         self._session: McpSession | None = None
         self._session_lock = threading.Lock()  # held while the session is opened or closed
@@ -279,11 +280,11 @@ class McpTool(Tool):
         return ToolResult(text)
 
     def _warn_of_cause(self, call: ToolCall, error: NoResult) -> None:
-        """Log the error of the SDK because of which a call has no result, if there is one.
+        """Log the error of the MCP client because of which a call has no result, if there is one.
 
         Args:
             call: The call.
-            error: The reason, whose cause may be the SDK's error.
+            error: The reason, which may have been raised from the client's error.
         """
         if isinstance(error.__cause__, Exception):
             message = self.options.format_masked_error(error.__cause__)

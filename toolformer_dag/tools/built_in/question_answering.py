@@ -44,7 +44,7 @@ class QuestionAnswering(Tool):
         return type(self)(self.key, self.options.at_inference(), self.prompt)
 
     def prepare(self, progress: IndexingProgress) -> None:
-        """Open the search over passages, building a missing index, and load the reader; do nothing the next time.
+        """Open the search over passages, building a missing index, and load the reader. This is done only once.
 
         Args:
             progress: Called with the number of passages indexed so far.
@@ -116,6 +116,9 @@ class QuestionAnswering(Tool):
 
     def _build_reader_identity(self) -> Mapping[str, object]:
         """Return what determines the reader's answers to the same questions and passages, for fingerprints.
+
+        The reader is what writes the answers: rules ("embedded"), the model of an endpoint ("http"), or otherwise a
+        model that runs on this machine.
 
         Raises:
             ModelError: The model is a folder that is not a model folder.

@@ -40,7 +40,7 @@ class WikiSearch(Tool):
         self._opening_lock = threading.Lock()  # held while it is opened
 
     def prepare(self, progress: IndexingProgress) -> None:
-        """Open the search over passages, and build its index first if it is missing; do nothing the next time.
+        """Open the search over passages, and build its index first if it is missing. This is done only once.
 
         Args:
             progress: Called with the number of passages indexed so far.

@@ -63,7 +63,9 @@ def _iter_searches(text: str) -> Iterator[ProposedCall]:
 
 
 def _propose_search(text: str, name_match: re.Match[str], fact_match: re.Match[str]) -> Iterator[ProposedCall]:
-    """Propose the search for a fact about a name before it.
+    """Propose the search that finds a fact, from a name before it.
+
+    In "Ada Lovelace was the daughter of Lord Byron" the name is `Ada Lovelace` and the fact `Lord Byron`.
 
     Args:
         text: The text.

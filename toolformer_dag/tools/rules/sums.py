@@ -281,14 +281,15 @@ def _is_quotient(result_value: int, *, dividend: int, divisor: int) -> bool:
 
 
 def _rounds_to(result_value: int, *, numerator: int, denominator: int) -> bool:
-    """Check whether the calculator prints numerator / denominator, rounded half up to two decimals, as this result.
+    """Check whether the calculator prints an exact value, rounded half up to two decimals, as a certain result.
 
-    A whole result has to be exact, because otherwise 2001 / 1999 would be 1.00 for any two years.
+    For 2 / 3 it prints 0.67, so 0.67 is right, and 0.66 is not. A whole result has to be exact, because otherwise
+    2001 / 1999 would be 1.00 for any two years.
 
     Args:
         result_value: The result, in units of 1 / UNITS_PER_ONE: 2.5 is 2.5 * UNITS_PER_ONE.
-        numerator: The numerator, in the same units.
-        denominator: A positive number.
+        numerator: The exact value is numerator / denominator, in the same units. A fraction keeps it exact.
+        denominator: See `numerator`. It is positive.
     """
     # result - 0.005 <= value < result + 0.005, with all sides multiplied by the denominator, so nothing is rounded.
     difference = numerator - result_value * denominator
