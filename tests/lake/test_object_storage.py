@@ -259,15 +259,18 @@ def test_a_manifest_names_nothing_that_is_made_of_rows_that_were_not_put(machine
 def test_a_store_that_is_away_ends_nothing_once_it_was_reached_and_a_first_look_soon(machine, s3):
     one = machine("one")
     other = machine("other")
-    one.table(NAME).publish("x", [ROWS], dict)
+    one.get_table(NAME).publish("x", [ROWS], dict)
     one.require_access()
-    for act in (lambda: one.storage.read(one.table(NAME).path), lambda: rows_of(one).append_rows(chunk(1))):
+    for act in (
+        lambda: one.storage.read(one.get_table(NAME).manifest_path),
+        lambda: rows_of(one).append_rows(chunk(1)),
+    ):
         s3.away = 7
         act()
         assert s3.away == 0
     s3.away = 7
     with pytest.raises(ObjectStoreError, match="the object store answers 503"):
-        other.storage.read(other.table(NAME).path)
+        other.storage.read(other.get_table(NAME).manifest_path)
     s3.away = 0
 
 
@@ -407,7 +410,7 @@ def test_an_upload_that_is_killed_leaves_what_was_there(machine, s3, tmp_path):
     with (folder / "weights").open("wb") as stream:
         for number in range(100):
             stream.write(number.to_bytes(2, "big") * 2**19)
-    command = [sys.executable, "-c", UPLOAD, lake.storage.shown(lake.root), lake.root, folder]
+    command = [sys.executable, "-c", UPLOAD, lake.storage.format_location(lake.root), lake.root, folder]
     with subprocess.Popen(list(map(str, command)), env=None) as sending:
         while sending.poll() is None and not s3.uploads_under_way():
             pass

@@ -74,6 +74,6 @@ def test_the_whole_line_runs_with_every_kind_of_tokenizer(name: str, kind: str, 
     assert finetune(base, TrainingData(TEXTS, TEXTS[:2]), SETTINGS, tmp_path / "out").steps == 4
     tools = {"Calculator": load_tool("calculator", {})}
     for trained in (model, load_model(ModelSettings(name=str(tmp_path / "out"), device="cpu"))):
-        options = {"k": 20, "max_new_tokens": 12, "max_call_tokens": 8}
+        options = {"top_k": 20, "max_new_tokens": 12, "max_call_tokens": 8}
         written = generate(trained, PROMPTS, tools, **options)
         assert written == generate(trained, PROMPTS, tools, **options, backend=NaiveBackend(trained))

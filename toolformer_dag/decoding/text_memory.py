@@ -13,7 +13,8 @@ class TextMemory:
     `TextSinceCall` reads it. It stays the same from one answer to the next.
 
     Attributes:
-        answered_calls: The answered calls, with results or with the reasons why they have none.
+        answered_calls: The answered calls, with results or with the reasons why they have none. Calls in the prompt are
+            not among them.
         call_position_count: The number of positions at which calls were made. A chain of calls is at one position.
     """
 
