@@ -22,7 +22,7 @@ ROOT = Path(toolformer_dag.__file__).parents[1]
 OTHER_CODE = ("examples", "benchmarks", "docs")
 SEARCHING = {"search", "sub", "subn", "split", "findall", "finditer"}
 ANCHORED = {"match", "fullmatch"}
-ONLY_MATCHED = {"_NAME_AND_EQUALS", "_COMMA"}
+ONLY_MATCHED = {"_ARGUMENT_NAME_AND_EQUALS_PATTERN", "_COMMA_PATTERN"}
 """Patterns that are handed to a function, which calls `match`."""
 
 
